@@ -1,0 +1,92 @@
+"""The registry of backbones. Each knows its dimension and, when its weights are ready-made, its input transform."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from concm.data.scenarios import nearest
+from concm.data.transform import Transform
+from concm.errors import Misuse
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """`factory` is an import path, so that listing imports nothing; without `transform` the scenario's is used, and `ready` says
+    that it comes with weights."""
+
+    name: str
+    factory: str
+    dimension: int
+    summary: str
+    transform: Transform | None = None
+    ready: bool = False
+
+    def build(self) -> nn.Module:
+        """A fresh network (with its packaged weights, where it has any)."""
+        module, _, attribute = self.factory.partition(":")
+        network: nn.Module = getattr(importlib.import_module(module), attribute)()
+        return network
+
+
+def _lite(variant: int, size: int) -> Backbone:
+    grey = 127 / 255
+    return Backbone(
+        name=f"efficientnet_lite{variant}",
+        factory=f"concm.backbones.efficientnet_lite:lite{variant}",
+        dimension=1280,
+        summary=f"EfficientNet-Lite{variant}, ImageNet weights from a package, {size} px",
+        transform=Transform(size, round(size / 0.875), (grey, grey, grey), (128 / 255, 128 / 255, 128 / 255)),
+        ready=True,
+    )
+
+
+_REGISTRY = {
+    backbone.name: backbone
+    for backbone in (
+        Backbone("resnet12", "concm.backbones.resnet:ResNet12", 640, "64-160-320-640, LeakyReLU; CIFAR-100"),
+        Backbone("resnet18", "concm.backbones.resnet:resnet18", 512, "3×3 stem; mini-ImageNet (OrCo, ConCM)"),
+        Backbone("resnet18_imagenet", "concm.backbones.resnet:resnet18_imagenet", 512, "7×7 stem, torchvision's keys"),
+        Backbone("resnet20", "concm.backbones.resnet:resnet20", 64, "16-32-64; CIFAR-100 (CEC, FACT, TEEN)"),
+        _lite(0, 224),
+        _lite(1, 240),
+        _lite(2, 260),
+    )
+}
+
+
+def backbones() -> list[Backbone]:
+    """All registered backbones."""
+    return list(_REGISTRY.values())
+
+
+def find(name: str) -> Backbone:
+    """A registered backbone, or anybody's `package.module:factory` that returns a module of (n, 3, h, w) → (n, d)."""
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    if ":" not in name:
+        raise Misuse(f"no backbone called {name!r}; {nearest(name, _REGISTRY)}")
+    own = Backbone(name, name, 0, "from an import path")
+    try:
+        network = own.build()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise Misuse(f"cannot import the backbone {name!r}: {error}") from error
+    return Backbone(name, name, _dimension(network, name), "from an import path", getattr(network, "transform", None), True)
+
+
+def _dimension(network: nn.Module, name: str) -> int:
+    """Ask the network, or try it on an empty picture."""
+    declared = getattr(network, "dimension", None)
+    if isinstance(declared, int):
+        return declared
+    import torch
+
+    with torch.no_grad():
+        shape = network.eval()(torch.zeros(2, 3, 64, 64)).shape
+    if len(shape) != 2 or shape[0] != 2:
+        raise Misuse(f"the backbone {name!r} gives {tuple(shape)} for 2 pictures; it should give (2, dimension)")
+    return int(shape[1])

@@ -1,0 +1,125 @@
+"""A frozen backbone in use: pictures in, features out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from concm import backbones
+from concm.data import augment
+from concm.data.dataset import ImageSet
+from concm.data.transform import Transform
+from concm.errors import ConcmError, Misuse
+from concm.files import digest, load_tensors, save_tensors
+
+KIND = "concm-backbone-1"
+
+
+@dataclass
+class Encoder:
+    """A network with the transform it was trained for; `mirror` averages each feature with the mirror image's."""
+
+    name: str
+    network: nn.Module
+    transform: Transform
+    meta: dict[str, Any]
+    mirror: bool = False
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a bank must record to be comparable: name, weights and how pictures enter."""
+        return {
+            "name": self.name,
+            "weights": digest(self.network.state_dict()),
+            "transform": asdict(self.transform),
+            "mirror": self.mirror,
+        }
+
+    def to(self, device: torch.device) -> Encoder:
+        """Move to a device, in eval mode and in the layout that is fastest for convolutions."""
+        self.network.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return next(self.network.parameters()).device
+
+    def encode(
+        self,
+        images: ImageSet,
+        *,
+        views: int = 0,
+        seed: int = 0,
+        batch: int = 256,
+        tick: Callable[[int], None] = lambda done: None,
+    ) -> Tensor:
+        """Features (n, d) of the images as they are, or (n, views, d) of random weak views (shift, mirror)."""
+        parts = []
+        for start in range(0, len(images), batch):
+            rows = images.rows[start : start + batch]
+            pixels = torch.from_numpy(np.ascontiguousarray(images.pixels[rows])).to(self.device)
+            parts.append(self._views(pixels, images.ids[start : start + batch], views, seed) if views else self(pixels))
+            tick(len(rows))
+        if parts:
+            return torch.cat(parts)
+        return torch.empty(0, *([views] if views else []), self.meta["dimension"])
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """(n, h, w, 3) uint8 → (n, d) float32 on the CPU."""
+        return self._features(self.transform.centre(pixels)).cpu()
+
+    def _views(self, pixels: Tensor, ids: list[str], views: int, seed: int) -> Tensor:
+        # Seeded by name, so that a picture's views do not depend on which others are extracted with it.
+        random = torch.stack([_uniform(f"{seed}:{name}", views) for name in ids]).to(pixels.device)
+        out = []
+        for view in range(views):
+            images = augment.weak(pixels, random[:, view], self.transform.size, cutout=0)
+            out.append(self._features(self.transform.normalise(images)).cpu())
+        return torch.stack(out, 1)
+
+    @torch.inference_mode()
+    def _features(self, images: Tensor) -> Tensor:
+        images = images.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            features: Tensor = self.network(images).float()
+            if self.mirror:
+                features = (features + self.network(images.flip(3)).float()) / 2
+        return features
+
+    def save(self, path: Path) -> None:
+        """Write the network with what is needed to use it again."""
+        meta = {**self.meta, "name": self.name, "transform": asdict(self.transform)}
+        save_tensors(path, KIND, self.network.state_dict(), meta)
+
+
+def _uniform(name: str, views: int) -> Tensor:
+    """Uniform numbers that depend on the name alone, the same on every machine."""
+    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    return torch.from_numpy(np.random.default_rng(seed).random((views, augment.RANDOMS), dtype=np.float32))
+
+
+def load(reference: str, transform: Transform, *, mirror: bool = False) -> Encoder:
+    """A trained backbone by its file or run folder, or a registered one with ready-made weights by name."""
+    path = Path(reference)
+    path = path / "backbone.safetensors" if path.is_dir() else path
+    if path.suffix == ".safetensors" or path.is_file():
+        state, meta = load_tensors(path, KIND)
+        network = backbones.find(meta["name"]).build()
+        try:
+            network.load_state_dict(state)
+        except RuntimeError as error:
+            raise ConcmError(f"{path} does not hold the weights of {meta['name']}: {error}") from error
+        return Encoder(meta["name"], network, Transform.from_json(meta["transform"]), meta, mirror)
+    backbone = backbones.find(reference)
+    if not backbone.ready:
+        raise Misuse(f"{reference} comes without weights: train it with `concm train`, then give its file or run folder")
+    meta = {"dimension": backbone.dimension, "recipe": None}
+    return Encoder(backbone.name, backbone.build(), backbone.transform or transform, meta, mirror)

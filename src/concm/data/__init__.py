@@ -1,0 +1,1 @@
+"""Everything left of the classifier: scenarios, images, sessions and feature banks."""

@@ -1,0 +1,96 @@
+"""Batch augmentation as pure functions of pixels and uniform random numbers.
+
+The random numbers come from outside, for the whole global batch: so one process or several, eager or compiled,
+interrupted or not, every picture gets the same view at the same step.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+RANDOMS = 14
+"""How many uniform numbers one view of one picture takes."""
+
+
+def crop(pixels: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, mirror: Tensor, size: int) -> Tensor:
+    """Cut a box out of each picture and scale it to `size`: (n, h, w, 3) uint8 → (n, 3, size, size) in 0..1.
+
+    Bilinear; whole-pixel boxes of `size` are exact. What lies outside the picture is its reflection.
+    """
+    count, rows, columns, _ = pixels.shape
+    steps = torch.arange(size, device=pixels.device, dtype=torch.float32) + 0.5
+    y = top[:, None] + steps * (height / size)[:, None] - 0.5
+    x = left[:, None] + steps * (width / size)[:, None] - 0.5
+    x = torch.where(mirror[:, None], x.flip(1), x)
+    y0, x0 = y.floor(), x.floor()
+    wy, wx = (y - y0)[:, :, None, None], (x - x0)[:, None, :, None]
+    picture = torch.arange(count, device=pixels.device)[:, None, None]
+
+    def at(vertical: Tensor, horizontal: Tensor) -> Tensor:
+        inside_y = _reflect(vertical, rows)[:, :, None]
+        inside_x = _reflect(horizontal, columns)[:, None, :]
+        return pixels[picture, inside_y, inside_x].float()
+
+    upper = at(y0, x0) * (1 - wx) + at(y0, x0 + 1) * wx
+    lower = at(y0 + 1, x0) * (1 - wx) + at(y0 + 1, x0 + 1) * wx
+    return ((upper * (1 - wy) + lower * wy) / 255).permute(0, 3, 1, 2)
+
+
+def _reflect(position: Tensor, length: int) -> Tensor:
+    inside = position.long().abs()
+    return (length - 1 - (length - 1 - inside).abs()).clamp(0, length - 1)
+
+
+def weak(pixels: Tensor, random: Tensor, size: int, cutout: float) -> Tensor:
+    """Shift by up to an eighth, mirror, cut out a square; (n, h, w, 3) uint8 and (n, RANDOMS) → (n, 3, size, size)."""
+    slack = pixels.shape[1] - size
+    pad = size // 8 if slack < size // 8 else 0
+    span = slack + 2 * pad
+    top, left = ((random[:, at] * (span + 1)).floor() - pad for at in (0, 1))
+    full = torch.full_like(top, size)
+    images = crop(pixels, top, left, full, full, random[:, 2] < 0.5, size)
+    return _cut_out(images, random[:, 3], random[:, 4], cutout) if cutout else images
+
+
+def _cut_out(images: Tensor, across: Tensor, down: Tensor, share: float) -> Tensor:
+    """Grey out a square whose centre lies anywhere in the picture."""
+    size = images.shape[-1]
+    steps = torch.arange(size, device=images.device) + 0.5
+    half = share * size / 2
+    inside_y = (steps - (down * size).floor()[:, None]).abs() <= half
+    inside_x = (steps - (across * size).floor()[:, None]).abs() <= half
+    hole = inside_y[:, None, :, None] & inside_x[:, None, None, :]
+    return torch.where(hole, 0.5, images)
+
+
+def strong(pixels: Tensor, random: Tensor, size: int, scale_min: float, jitter: float, grey: float) -> Tensor:
+    """A crop of random area and aspect, mirrored, with colours shaken or removed; shapes as in `weak`."""
+    side = pixels.shape[1]
+    area = (scale_min + random[:, 0] * (1 - scale_min)) * side * side
+    aspect = torch.exp((random[:, 1] * 2 - 1) * math.log(4 / 3))
+    height = (area / aspect).sqrt().clamp(max=side)
+    width = (area * aspect).sqrt().clamp(max=side)
+    top, left = random[:, 2] * (side - height), random[:, 3] * (side - width)
+    images = crop(pixels, top, left, height, width, random[:, 4] < 0.5, size)
+    factors = torch.where(random[:, 5:6] < 0.8, 1 + (random[:, 6:9] * 2 - 1) * jitter, 1.0)
+    brightness, contrast, saturation = (factors[:, at].view(-1, 1, 1, 1) for at in range(3))
+    images = (images * brightness).clamp(0, 1)
+    images = (images - (middle := _luma(images).mean((2, 3), keepdim=True))).mul(contrast).add(middle).clamp(0, 1)
+    colourless = _luma(images)
+    images = ((images - colourless) * saturation + colourless).clamp(0, 1)
+    return torch.where((random[:, 9] < grey).view(-1, 1, 1, 1), _luma(images), images)
+
+
+def _luma(images: Tensor) -> Tensor:
+    red, green, blue = images.unbind(1)
+    return (0.299 * red + 0.587 * green + 0.114 * blue).unsqueeze(1)
+
+
+def turn(images: Tensor, quarters: Tensor) -> Tensor:
+    """Turn each picture by its own number of quarters; (n, 3, s, s) and (n,) of 0..3."""
+    quarters = quarters.view(-1, 1, 1, 1)
+    half = torch.where(quarters >= 2, images.flip((2, 3)), images)
+    return torch.where(quarters % 2 == 1, half.transpose(2, 3).flip(2), half)

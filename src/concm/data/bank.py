@@ -1,0 +1,158 @@
+"""Feature banks: a scenario's features in one file, from which everything right of the backbone runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from concm.data.scenarios import Scenario
+from concm.errors import ConcmError, Misuse
+from concm.files import load_tensors, save_tensors
+
+KIND = "concm-bank-1"
+Precision = Literal["int8", "float16", "float32"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Features (n, d), labels (n,), augmented views (n, k, d) where there are any, and the pictures' names."""
+
+    features: Tensor
+    labels: Tensor
+    views: Tensor | None = None
+    ids: list[str] = field(default_factory=list)
+
+    def where(self, chosen: Tensor) -> Part:
+        """The rows marked or numbered in `chosen`."""
+        at = chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen
+        ids = [self.ids[i] for i in at.tolist()] if self.ids else []
+        return Part(self.features[at], self.labels[at], None if self.views is None else self.views[at], ids)
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Features of base, novel and test images; `mean` and `std` (base classes, d) are over *all* base images."""
+
+    scenario: Scenario
+    encoder: dict[str, Any]
+    base: Part
+    novel: Part
+    test: Part
+    mean: Tensor
+    std: Tensor
+    counts: Tensor
+    card: dict[str, Any]
+
+    @property
+    def dimension(self) -> int:
+        """Of the features."""
+        return self.mean.shape[1]
+
+    def vary(self, *, way: int | None = None, shot: int | None = None, sessions: int | None = None) -> Bank:
+        """The same features under other ways, shots or a smaller number of sessions."""
+        scenario = self.scenario.vary(way=way, shot=shot, sessions=sessions)
+        classes = len(scenario.keys)
+        fewest = _fewest(self.novel.labels, scenario)
+        if fewest < scenario.shot:
+            raise Misuse(f"this bank has {fewest} candidates for some novel class, so --shot can be at most {fewest}")
+        kept = {name: part.where(part.labels < classes) for name, part in (("novel", self.novel), ("test", self.test))}
+        return replace(self, scenario=scenario, **kept)
+
+    def save(self, path: Path, precision: Precision = "float16") -> None:
+        """Write the bank; int8 keeps one scale and one offset per dimension, statistics stay float32."""
+        tensors: dict[str, Tensor] = {"mean": self.mean, "std": self.std, "counts": self.counts}
+        if precision == "int8":
+            scale, offset = _grid([self.base.features, self.novel.features, self.test.features])
+            tensors |= {"scale": scale, "offset": offset}
+        for name, part in self._parts().items():
+            tensors[f"{name}/labels"] = part.labels.to(torch.int32)
+            for kind, value in (("features", part.features), ("views", part.views)):
+                if value is None:
+                    continue
+                if precision == "int8":
+                    tensors[f"{name}/{kind}"] = ((value - offset) / scale).round().clamp(-128, 127).to(torch.int8)
+                else:
+                    tensors[f"{name}/{kind}"] = value.to(getattr(torch, precision))
+        ids = {name: part.ids for name, part in self._parts().items() if name != "test"}
+        meta = {"scenario": self.scenario.to_json(), "encoder": self.encoder, "ids": ids, "card": self.card}
+        save_tensors(path, KIND, tensors, {**meta, "precision": precision})
+
+    def _parts(self) -> dict[str, Part]:
+        return {"base": self.base, "novel": self.novel, "test": self.test}
+
+
+def _fewest(labels: Tensor, scenario: Scenario) -> int:
+    """Candidates of the novel class that has fewest."""
+    counts = torch.bincount(labels, minlength=len(scenario.keys))[scenario.base : len(scenario.keys)]
+    return int(counts.min()) if len(counts) else scenario.shot
+
+
+def _grid(features: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Scale and offset (d,) that spread each dimension's range over 256 steps."""
+    low = torch.stack([part.amin(0) for part in features if len(part)]).amin(0)
+    high = torch.stack([part.amax(0) for part in features if len(part)]).amax(0)
+    scale = ((high - low) / 255).clamp(min=1e-12)
+    return scale, low + 128 * scale
+
+
+def load(path: Path, scenario: str | None = None) -> Bank:
+    """Read a bank, as float32; one that was made for another scenario is refused."""
+    tensors, meta = load_tensors(path, KIND)
+    found = Scenario.from_json(meta["scenario"])
+    if scenario is not None and found.name != scenario:
+        raise Misuse(f"{path} holds features of scenario {found.name}, not of {scenario}")
+    try:
+        parts = {name: _part(tensors, name, meta["ids"].get(name, [])) for name in ("base", "novel", "test")}
+        bank = Bank(
+            scenario=found,
+            encoder=meta["encoder"],
+            mean=tensors["mean"],
+            std=tensors["std"],
+            counts=tensors["counts"],
+            card={**meta["card"], "precision": meta["precision"], "bytes": path.stat().st_size},
+            **parts,
+        )
+    except (KeyError, RuntimeError) as error:
+        raise ConcmError(f"{path} lacks part of a feature bank ({error}); extract it again") from error
+    _consistent(bank, path)
+    return bank
+
+
+def _part(tensors: dict[str, Tensor], name: str, ids: list[str]) -> Part:
+    def dense(kind: str) -> Tensor:
+        value = tensors[f"{name}/{kind}"]
+        return value.float() * tensors["scale"] + tensors["offset"] if value.dtype == torch.int8 else value.float()
+
+    views = dense("views") if f"{name}/views" in tensors else None
+    return Part(dense("features"), tensors[f"{name}/labels"].long(), views, ids)
+
+
+def _consistent(bank: Bank, path: Path) -> None:
+    """A bank whose parts contradict each other is refused here, not somewhere downstream."""
+    classes, base = len(bank.scenario.keys), bank.scenario.base
+    for name, part, first, last in (
+        ("base", bank.base, 0, base),
+        ("novel", bank.novel, base, classes),
+        ("test", bank.test, 0, classes),
+    ):
+        fits = part.features.shape == (len(part.labels), bank.dimension) and len(part.ids) in (0, len(part.labels))
+        labels = set(part.labels.tolist())
+        if not fits or not labels <= set(range(first, last)) or not part.features.isfinite().all():
+            raise ConcmError(f"{path}: its {name} part does not fit scenario {bank.scenario.name}; extract it again")
+    if bank.mean.shape != bank.std.shape or len(bank.mean) != base:
+        raise ConcmError(f"{path}: it has statistics of {len(bank.mean)} base classes, the scenario has {base}")
+
+
+@cache
+def bundled(name: str = "cifar100") -> Bank:
+    """The bank that ships with the package."""
+    path = Path(str(files("concm") / "assets" / f"{name}.safetensors"))
+    if not path.exists():
+        raise Misuse(f"no feature bank of {name} ships with concm; make one with `concm features` and give it as --bank")
+    return load(path, name)

@@ -1,0 +1,161 @@
+"""A scenario joined with its pictures: labelled uint8 images, and pseudo-incremental variants for validation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concm.data import images, sources
+from concm.data.scenarios import Scenario
+from concm.data.transform import Transform
+from concm.errors import ConcmError
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Rows of a pixel array (n, h, w, 3), their labels in the scenario's order and what the pictures are called."""
+
+    pixels: NDArray[np.uint8]
+    rows: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    ids: list[str]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def where(self, chosen: NDArray[np.bool_]) -> ImageSet:
+        """The images marked in `chosen`; pixels are shared, not copied."""
+        at = np.flatnonzero(chosen)
+        return ImageSet(self.pixels, self.rows[at], self.labels[at], [self.ids[i] for i in at])
+
+    def of_classes(self, classes: range) -> ImageSet:
+        """The images of consecutive classes."""
+        return self.where((self.labels >= classes.start) & (self.labels < classes.stop))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training and test images of a scenario, decoded for one transform."""
+
+    scenario: Scenario
+    transform: Transform
+    train: ImageSet
+    test: ImageSet
+
+    @property
+    def base(self) -> ImageSet:
+        """What the base session may train on."""
+        return self.train.of_classes(self.scenario.classes_of(0))
+
+    @property
+    def novel(self) -> ImageSet:
+        """The candidates that shots are drawn from."""
+        return self.train.of_classes(range(self.scenario.base, len(self.scenario.keys)))
+
+    def validation(self, *, novel: int | None = None, share: float = 0.1, seed: int = 0) -> Dataset:
+        """A pseudo-incremental scenario cut out of the base classes alone, to decide things on.
+
+        The last of the base classes (shuffled) play the novel ones; a share of all training images is the test part.
+        """
+        scenario = self.scenario
+        count = scenario.base // 6 if novel is None else novel
+        generator = np.random.default_rng(seed)
+        order = generator.permutation(scenario.base)
+        place = np.argsort(order)
+        base = self.base
+        labels = place[base.labels]
+        held = np.zeros(len(base), dtype=bool)
+        for label in range(scenario.base):
+            rows = np.flatnonzero(labels == label)
+            held[generator.permutation(rows)[: max(1, round(len(rows) * share))]] = True
+        relabelled = replace(base, labels=labels)
+        pseudo = replace(
+            scenario,
+            name=f"{scenario.name}-validation",
+            title=f"{scenario.title}, validation on base classes",
+            keys=tuple(scenario.keys[i] for i in order),
+            names=tuple(scenario.names[i] for i in order),
+            base=scenario.base - count,
+            parts=(),
+        )
+        return Dataset(pseudo, self.transform, relabelled.where(~held), relabelled.where(held))
+
+
+def load(
+    scenario: Scenario,
+    root: Path,
+    *,
+    transform: Transform | None = None,
+    splits: Path | None = None,
+    broken: images.Broken = "refuse",
+) -> tuple[Dataset, list[str]]:
+    """Read a scenario's pictures from its native layout; returns complaints about pictures that were skipped."""
+    transform = transform or scenario.transform
+    parts = scenario.parts if len(scenario.parts) > 1 else ((None, 0, len(scenario.keys)),)
+    train: list[ImageSet] = []
+    test: list[ImageSet] = []
+    complaints: list[str] = []
+    for folder, first, last in parts:
+        label_of = {key: label for label, key in enumerate(scenario.keys) if first <= label < last}
+        source = sources.find(root if folder is None else root / folder, splits=splits)
+        for pictures, into, what in ((source.train, train, "training"), (source.test, test, "test")):
+            part, skipped = _read(pictures, label_of, transform, broken)
+            into.append(part)
+            complaints += skipped
+            missing = sorted(set(label_of.values()) - set(part.labels.tolist()))
+            if missing:
+                raise ConcmError(
+                    f"{root}: no {what} pictures of {len(missing)} of the {len(label_of)} classes of scenario "
+                    f"{scenario.name}, the first is {scenario.keys[missing[0]]!r}"
+                )
+    whole = Dataset(scenario, transform, _join(train), _join(test))
+    _enough_shots(whole, root)
+    return whole, complaints
+
+
+def _read(
+    pictures: sources.Pictures, label_of: dict[str, int], transform: Transform, broken: images.Broken
+) -> tuple[ImageSet, list[str]]:
+    rows = [row for row, key in enumerate(pictures.keys) if key in label_of]
+    chosen = pictures.take(rows)
+    complaints: list[str] = []
+    kept = list(range(len(rows)))
+    if chosen.paths is not None:
+        pixels, kept, complaints = images.cached(chosen.paths, transform.resize, broken)
+    else:
+        assert chosen.pixels is not None
+        pixels = images.resized(chosen.pixels, transform.resize)
+    return (
+        ImageSet(
+            pixels=pixels,
+            rows=np.arange(len(kept)),
+            labels=np.array([label_of[chosen.keys[row]] for row in kept], dtype=np.int64),
+            ids=[chosen.ids[row] for row in kept],
+        ),
+        complaints,
+    )
+
+
+def _join(parts: list[ImageSet]) -> ImageSet:
+    if len(parts) == 1:
+        return parts[0]
+    return ImageSet(
+        pixels=np.concatenate([part.pixels for part in parts]),
+        rows=np.arange(sum(len(part) for part in parts)),
+        labels=np.concatenate([part.labels for part in parts]),
+        ids=[name for part in parts for name in part.ids],
+    )
+
+
+def _enough_shots(dataset: Dataset, root: Path) -> None:
+    scenario = dataset.scenario
+    counts = np.bincount(dataset.train.labels, minlength=len(scenario.keys))
+    for label in range(scenario.base, len(scenario.keys)):
+        if counts[label] < scenario.shot:
+            raise ConcmError(
+                f"{root}: class {scenario.keys[label]!r} has {counts[label]} training pictures, but the scenario "
+                f"takes {scenario.shot} shots: add pictures or lower --shot"
+            )

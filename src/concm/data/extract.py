@@ -1,0 +1,109 @@
+"""Makes a feature bank of a dataset: the one place where pictures become features."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from concm.backbones.encoder import Encoder
+from concm.data.bank import Bank, Part
+from concm.data.dataset import Dataset, ImageSet
+from concm.errors import ConcmError
+from concm.progress import bar
+
+
+def extract(
+    encoder: Encoder,
+    dataset: Dataset,
+    fabric: Fabric,
+    *,
+    views: int = 0,
+    base_limit: int | None = None,
+    novel_limit: int | None = None,
+    batch: int = 256,
+    seed: int = 0,
+) -> Bank:
+    """Encode base, novel and test images, `views` weak views of the kept training images, and base statistics.
+
+    The limits keep that many images a class (a seeded choice); statistics always come from all base images.
+    """
+    begun = time.perf_counter()
+    encoder.to(fabric.device)
+    base, novel, test = dataset.base, dataset.novel, dataset.test
+    some_base, some_novel = limited(base, base_limit, seed), limited(novel, novel_limit, seed)
+    jobs: list[tuple[str, ImageSet, int]] = [("base images", base, 0), ("novel images", some_novel, 0), ("test images", test, 0)]
+    if views:
+        jobs += [("views of base images", some_base, views), ("views of novel images", some_novel, views)]
+    done: list[Tensor] = []
+    with bar() as progress:
+        for title, images, count in jobs:
+            task = progress.add_task(title, total=len(images), note="")
+            done.append(_sharded(encoder, images, fabric, count, seed, batch, lambda n, t=task: progress.advance(t, n * fabric.world_size)))  # type: ignore[misc]
+    labels = torch.from_numpy(base.labels)
+    mean, std, counts = statistics(done[0], labels, dataset.scenario.base)
+    place = {row: at for at, row in enumerate(base.rows.tolist())}
+    kept = torch.tensor([place[row] for row in some_base.rows.tolist()])
+    card: dict[str, Any] = {"training": encoder.meta, "views": views, "extraction_seconds": round(time.perf_counter() - begun, 1)}
+    return Bank(
+        scenario=dataset.scenario,
+        encoder=encoder.identity,
+        base=_part(done[0][kept], some_base, done[3] if views else None),
+        novel=_part(done[1], some_novel, done[4] if views else None),
+        test=_part(done[2], test, None),
+        mean=mean,
+        std=std,
+        counts=counts,
+        card=card,
+    )
+
+
+def statistics(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and population standard deviation (classes, d) and count (classes,) of each class, summed in float64."""
+    values = features.double()
+    counts = torch.bincount(labels, minlength=classes)
+    shape = (classes, features.shape[1])
+    mean = torch.zeros(shape, dtype=torch.float64).index_add_(0, labels, values) / counts[:, None]
+    spread = torch.zeros(shape, dtype=torch.float64).index_add_(0, labels, (values - mean[labels]).square())
+    return mean.float(), (spread / counts[:, None]).sqrt().float(), counts
+
+
+def limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
+    """At most `limit` images of each class, drawn with a seed."""
+    if limit is None:
+        return images
+    if limit < 1:
+        raise ConcmError(f"a bank needs at least one image a class, not {limit}")
+    keep = np.zeros(len(images), dtype=bool)
+    for label in np.unique(images.labels):
+        rows = np.flatnonzero(images.labels == label)
+        keep[np.random.default_rng((seed, int(label))).permutation(rows)[:limit]] = True
+    return images.where(keep)
+
+
+def _part(features: Tensor, images: ImageSet, views: Tensor | None) -> Part:
+    return Part(features, torch.from_numpy(images.labels), views, images.ids)
+
+
+def _sharded(
+    encoder: Encoder, images: ImageSet, fabric: Fabric, views: int, seed: int, batch: int, tick: Any
+) -> Tensor:
+    """Each process encodes every n-th image; all of them get everything."""
+    world, rank = fabric.world_size, fabric.global_rank
+    mine = images.where(np.arange(len(images)) % world == rank)
+    try:
+        features = encoder.encode(mine, views=views, seed=seed, batch=batch, tick=tick)
+    except torch.cuda.OutOfMemoryError as error:
+        raise ConcmError(f"the device is out of memory at --batch {batch}; try --batch {batch // 2}") from error
+    if world == 1:
+        return features
+    longest = -(-len(images) // world)
+    padded = torch.zeros(longest, *features.shape[1:], dtype=features.dtype)
+    padded[: len(features)] = features
+    everything = fabric.all_gather(padded.to(fabric.device))
+    assert isinstance(everything, Tensor)
+    return everything.transpose(0, 1).flatten(0, 1)[: len(images)].cpu()

@@ -1,0 +1,77 @@
+"""Learning sessions cut from a bank: which shots are drawn, and what a method gets to see of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from concm.data.bank import Bank
+from concm.errors import ConcmError
+
+Shots = dict[int, list[int]]
+"""For each novel class, the rows of the bank's novel part that are its shots."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What one session brings: classes (indices and names), features with labels, and views of the shots.
+
+    The base session also has `mean` and `std` (classes, d) over all its images, of which `features` may be a part.
+    """
+
+    index: int
+    classes: range
+    names: tuple[str, ...]
+    features: Tensor
+    labels: Tensor
+    views: Tensor | None
+    mean: Tensor | None = None
+    std: Tensor | None = None
+
+
+def draw(bank: Bank, seed: int) -> Shots:
+    """A seeded draw of shots; fewer shots are a subset of more, and no class's shots depend on another class."""
+    shots = {}
+    for label in range(bank.scenario.base, len(bank.scenario.keys)):
+        rows = (bank.novel.labels == label).nonzero().flatten().numpy()
+        shots[label] = np.random.default_rng((seed, label)).permutation(rows)[: bank.scenario.shot].tolist()
+    return shots
+
+
+def published(bank: Bank, splits: Path) -> Shots:
+    """The shots of published index lists: `session_2.txt` and on, one picture a line (TOPIC and CEC's format)."""
+    row_of = {name: row for row, name in enumerate(bank.novel.ids)}
+    row_of |= {PurePosixPath(name).name: row for name, row in list(row_of.items())}
+    shots: Shots = {label: [] for label in range(bank.scenario.base, len(bank.scenario.keys))}
+    for session in range(1, bank.scenario.sessions + 1):
+        file = splits / f"session_{session + 1}.txt"
+        if not file.is_file():
+            raise ConcmError(f"no index list at {file}; --splits takes the folder that holds session_2.txt and on")
+        for line in file.read_text().split():
+            row = row_of.get(line, row_of.get(PurePosixPath(line).name))
+            if row is None:
+                raise ConcmError(f"{file} names {line}, which is not among the {len(bank.novel.ids)} candidates of this bank")
+            shots[int(bank.novel.labels[row])].append(row)
+    short = [bank.scenario.keys[label] for label, rows in shots.items() if len(rows) < bank.scenario.shot]
+    if short:
+        raise ConcmError(f"{splits} has fewer than {bank.scenario.shot} shots of class {short[0]!r}")
+    return {label: rows[: bank.scenario.shot] for label, rows in shots.items()}
+
+
+def sessions(bank: Bank, shots: Shots) -> Iterator[Session]:
+    """The base session, then each incremental one."""
+    scenario = bank.scenario
+    for index in range(scenario.sessions + 1):
+        classes = scenario.classes_of(index)
+        names = scenario.names[classes.start : classes.stop]
+        if index == 0:
+            base = bank.base
+            yield Session(0, classes, names, base.features, base.labels, base.views, bank.mean, bank.std)
+        else:
+            part = bank.novel.where(torch.tensor([row for label in classes for row in shots[label]]))
+            yield Session(index, classes, names, part.features, part.labels, part.views)

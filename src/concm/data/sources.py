@@ -1,0 +1,159 @@
+"""Finds the training and test pictures of a data folder, whichever of the native layouts it has."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concm.data.pickles import read_batch
+from concm.errors import ConcmError
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"}
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures of one part (train or test): what each is called, its class, and its file or its pixels."""
+
+    ids: list[str]
+    keys: list[str]
+    paths: list[Path] | None = None
+    pixels: NDArray[np.uint8] | None = None
+
+    def take(self, rows: list[int]) -> Pictures:
+        """The pictures at `rows`, in that order."""
+        return Pictures(
+            ids=[self.ids[row] for row in rows],
+            keys=[self.keys[row] for row in rows],
+            paths=None if self.paths is None else [self.paths[row] for row in rows],
+            pixels=None if self.pixels is None else self.pixels[rows],
+        )
+
+
+@dataclass(frozen=True)
+class Source:
+    """The two parts of a data folder."""
+
+    train: Pictures
+    test: Pictures
+
+
+def find(root: Path, *, splits: Path | None = None, test_share: float = 0.2, seed: int = 0) -> Source:
+    """Recognise the layout under `root`: cifar-100-python, CUB-200-2011, mini-ImageNet or class folders."""
+    if not root.is_dir():
+        raise ConcmError(f"no data folder at {root}; --data takes the folder that holds the pictures")
+    for folder in (root, root / "cifar-100-python"):
+        if (folder / "train").is_file() and (folder / "test").is_file():
+            return _cifar(folder)
+    for folder in (root, root / "CUB_200_2011"):
+        if (folder / "images.txt").is_file() and (folder / "train_test_split.txt").is_file():
+            return _cub(folder)
+    for folder in (root, root / "split", *([splits] if splits else [])):
+        if (folder / "train.csv").is_file() and (folder / "test.csv").is_file():
+            return _listed(root, folder)
+    return _folders(root, test_share, seed)
+
+
+def _cifar(folder: Path) -> Source:
+    meta = read_batch(folder / "meta")
+    classes = [name.decode() for name in meta["fine_label_names"]]
+
+    def part(name: str) -> Pictures:
+        batch = read_batch(folder / name)
+        labels = batch["fine_labels"]
+        # Positions, not file names: the published index lists count in this order.
+        ids = [str(position) for position in range(len(labels))]
+        pixels = np.ascontiguousarray(np.asarray(batch["data"]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+        return Pictures(ids=ids, keys=[classes[label] for label in labels], pixels=pixels)
+
+    return Source(part("train"), part("test"))
+
+
+def _cub(folder: Path) -> Source:
+    def column(name: str) -> list[str]:
+        return [line.split()[1] for line in (folder / name).read_text().splitlines() if line.strip()]
+
+    chosen = {"1": _Builder(folder / "images"), "0": _Builder(folder / "images")}
+    for image, flag in zip(column("images.txt"), column("train_test_split.txt"), strict=True):
+        chosen[flag].add(image, Path(image).parent.name, folder / "images" / image)
+    return Source(chosen["1"].done(), chosen["0"].done())
+
+
+def _listed(root: Path, lists: Path) -> Source:
+    """mini-ImageNet: pictures anywhere under `root`, the two parts from train.csv and test.csv."""
+    where = {path.name: path for path in _pictures_under(root)}
+
+    def part(name: str) -> Pictures:
+        builder = _Builder(root)
+        with (lists / name).open(newline="") as file:
+            for row in csv.DictReader(file):
+                if row["filename"] not in where:
+                    raise ConcmError(f"{lists / name} lists {row['filename']}, which is nowhere under {root}")
+                builder.add(row["filename"], row["label"], where[row["filename"]])
+        return builder.done()
+
+    return Source(part("train.csv"), part("test.csv"))
+
+
+def _folders(root: Path, test_share: float, seed: int) -> Source:
+    """Class folders under train/ and test/ (or val/), or directly under `root` with a test part drawn from each class."""
+    train = root / "train"
+    test = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
+    if train.is_dir() and test is not None:
+        return Source(_class_folders(train), _class_folders(test))
+    everything = _class_folders(train if train.is_dir() else root)
+    by_class: dict[str, list[int]] = defaultdict(list)
+    for row, key in enumerate(everything.keys):
+        by_class[key].append(row)
+    generator = np.random.default_rng(seed)
+    kept: list[int] = []
+    held: list[int] = []
+    for rows in by_class.values():
+        shuffled = [rows[at] for at in generator.permutation(len(rows))]
+        cut = round(len(rows) * test_share)
+        held += sorted(shuffled[:cut])
+        kept += sorted(shuffled[cut:])
+    return Source(everything.take(kept), everything.take(held))
+
+
+def _class_folders(root: Path) -> Pictures:
+    builder = _Builder(root)
+    for folder in sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        for path in _pictures_under(folder):
+            builder.add(path.relative_to(root).as_posix(), folder.name, path)
+    if not builder.ids:
+        raise ConcmError(f"no pictures in {root}: it should hold one folder per class, with its photos inside")
+    return builder.done()
+
+
+def _pictures_under(folder: Path) -> Iterator[Path]:
+    for at, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith("."):
+                yield Path(at, name)
+
+
+class _Builder:
+    """Collects the pictures of one part."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.ids: list[str] = []
+        self._keys: list[str] = []
+        self._paths: list[Path] = []
+
+    def add(self, name: str, key: str, path: Path) -> None:
+        self.ids.append(name)
+        self._keys.append(key)
+        self._paths.append(path)
+
+    def done(self) -> Pictures:
+        return Pictures(ids=self.ids, keys=self._keys, paths=self._paths)

@@ -1,0 +1,43 @@
+"""How a picture becomes a network's input: one description for caching, training and extraction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Triple = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Shorter side to `resize`, central square; the network sees `size` pixels, normalised by mean and std of 0..1."""
+
+    size: int
+    resize: int
+    mean: Triple
+    std: Triple
+
+    @classmethod
+    def from_json(cls, data: dict[str, object]) -> Transform:
+        """Rebuild from `dataclasses.asdict`, whose tuples JSON turns into lists."""
+        return cls(
+            size=int(data["size"]),  # type: ignore[call-overload]
+            resize=int(data["resize"]),  # type: ignore[call-overload]
+            mean=tuple(data["mean"]),  # type: ignore[arg-type]
+            std=tuple(data["std"]),  # type: ignore[arg-type]
+        )
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """(n, 3, h, w) of 0..1 → normalised, in the same dtype."""
+        mean = images.new_tensor(self.mean).view(1, 3, 1, 1)
+        std = images.new_tensor(self.std).view(1, 3, 1, 1)
+        return (images - mean) / std
+
+    def centre(self, pixels: Tensor) -> Tensor:
+        """(n, h, w, 3) uint8 as cached → (n, 3, size, size) normalised: what is seen at test time."""
+        edge = (self.resize - self.size) // 2
+        square = pixels[:, edge : edge + self.size, edge : edge + self.size]
+        return self.normalise(square.permute(0, 3, 1, 2).float() / 255)

@@ -1,0 +1,1 @@
+"""The protocol, and metrics from one confusion matrix a session."""

@@ -1,0 +1,77 @@
+"""safetensors files written whole or not at all, and read with sentences instead of tracebacks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from concm.errors import ConcmError
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace `path` in one step: a crash or a full disk leaves the old file, and no draft."""
+    draft = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(draft, 0o644)
+        os.replace(draft, path)
+    except OSError as error:
+        raise ConcmError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        if draft is not None:
+            Path(draft).unlink(missing_ok=True)
+
+
+def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Write tensors with JSON metadata; `kind` names the sort of file, so that none is taken for another."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_whole(path, save(plain, metadata={"kind": kind, "meta": json.dumps(meta)}))
+
+
+def load_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_tensors` wrote."""
+    what = kind.rsplit("-", 1)[0].removeprefix("concm-")
+    try:
+        with safe_open(path, framework="pt") as file:
+            head = file.metadata() or {}
+            if head.get("kind") != kind:
+                raise ConcmError(f"{path} is {_describe(head.get('kind'))}, not a {what} (format {kind})")
+            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(head["meta"])  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise ConcmError(f"no {what} file at {path}") from error
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise ConcmError(f"{path} is damaged or not a {what} file ({error}); make it again or get another copy") from error
+
+
+def _describe(kind: str | None) -> str:
+    return f"a file of format {kind}" if kind else "some other safetensors file"
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """A short identity of named tensors."""
+    state = hashlib.blake2b(digest_size=8)
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        state.update(f"{name}:{value.dtype}:{tuple(value.shape)}".encode())
+        state.update(value.flatten().view(dtype=_bytes(value)).numpy().tobytes())
+    return state.hexdigest()
+
+
+def _bytes(value: Tensor) -> Any:
+    import torch
+
+    return torch.uint8 if value.dtype != torch.bool else torch.bool

@@ -1,0 +1,81 @@
+"""What the commands print: short tables on standard output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from concm.backbones import Backbone
+from concm.backbones.encoder import Encoder
+from concm.data.bank import Bank
+from concm.data.scenarios import Scenario
+from concm.data.sessions import draw, published
+from concm.evaluation.protocol import run
+from concm.methods.ncm import NCM
+from concm.progress import track
+
+_out = Console(highlight=False, soft_wrap=True)
+
+
+def say(sentence: str) -> None:
+    """Print a line."""
+    _out.print(sentence, markup=False)
+
+
+def _table(*columns: str, title: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for at, column in enumerate(columns):
+        table.add_column(column, justify="left" if at == 0 else "right")
+    return table
+
+
+def show_scenarios(scenarios: list[Scenario]) -> None:
+    """A line each."""
+    table = _table("scenario", "base", "way", "shot", "sessions", "pixels")
+    for s in scenarios:
+        table.add_row(s.name, *map(str, (s.base, s.way, s.shot, s.sessions, s.transform.size)))
+    _out.print(table)
+
+
+def show_backbones(backbones: list[Backbone]) -> None:
+    """A line each."""
+    table = _table("backbone", "dimension", "weights", "what it is")
+    table.columns[3].justify = "left"
+    for b in backbones:
+        table.add_row(b.name, str(b.dimension), "ready" if b.ready else "train it", b.summary)
+    _out.print(table)
+
+
+def show_run(encoder: Encoder, path: Path) -> None:
+    """The figures of a finished base session."""
+    meta = encoder.meta
+    say(
+        f"{encoder.name} on {meta['scenario']}: {meta['recipe']['epochs']} epochs in {meta['seconds']:.0f} s "
+        f"({meta['images_per_second']:,} images/s), base accuracy {meta['base_accuracy']:.2f} %; wrote {path}"
+    )
+
+
+def show_bank(bank: Bank, *, draws: int = 5, seed: int = 0, splits: Path | None = None) -> None:
+    """What a bank holds, and nearest-class-mean accuracy by session over several draws."""
+    s = bank.scenario
+    say(f"{s.name}: {s.base} base classes, then {s.sessions} sessions of {s.way}-way {s.shot}-shot")
+    mirror = ", averaged with the mirror image" if bank.encoder["mirror"] else ""
+    say(f"backbone {bank.encoder['name']} ({bank.encoder['weights']}), {bank.dimension} dimensions{mirror}")
+    for name, part in (("base", bank.base), ("novel", bank.novel), ("test", bank.test)):
+        views = f", {part.views.shape[1]} views each" if part.views is not None else ""
+        say(f"  {name:5} {len(part.labels):6} images of {len(part.labels.unique()):4} classes{views}")
+    chosen = [published(bank, splits)] if splits else [draw(bank, seed + at) for at in range(draws)]
+    rows = [list(run(NCM(), bank, shots)) for shots in track(chosen, "nearest class mean")]
+    source = f"shots of {splits}" if splits else f"mean ± spread of {draws} draws"
+    table = _table("session", "classes", "all", "base", "novel", "HM", title=f"\nnearest class mean, {source}")
+    for index in range(s.sessions + 1):
+        cells = []
+        for metric in ("acc", "acc_base", "acc_novel", "hm"):
+            values = np.array([row[index][metric] for row in rows])
+            novel_only = metric in ("acc_novel", "hm")
+            cells.append("" if index == 0 and novel_only else f"{values.mean():.2f} ± {values.std():.2f}")
+        table.add_row(str(index), str(s.seen(index)), *cells)
+    _out.print(table)

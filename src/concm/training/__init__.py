@@ -1,0 +1,1 @@
+"""The base session: from pictures of the base classes to a frozen backbone."""

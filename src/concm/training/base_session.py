@@ -1,0 +1,281 @@
+"""The training loop of the base session, on Fabric: one process or many, interrupted or not, the same weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from concm import backbones
+from concm.backbones.encoder import Encoder
+from concm.data.augment import RANDOMS
+from concm.data.dataset import Dataset
+from concm.errors import ConcmError, Misuse
+from concm.progress import bar, console
+from concm.training import checkpoint
+from concm.training.distributed import GlobalBatchNorm2d
+from concm.training.feed import Feed
+from concm.training.objective import Objective
+from concm.training.recipe import Recipe
+
+CHECKPOINT_SECONDS = 120.0
+
+
+class Interrupted(ConcmError):
+    """Ctrl-C: the run is safe on disk."""
+
+
+@dataclass
+class BaseSession:
+    """One run: what it trains on, how, and where it writes."""
+
+    dataset: Dataset
+    backbone: str
+    recipe: Recipe
+    out: Path
+    fabric: Fabric
+    weights: str | None = None
+    compiled: bool = False
+    resident: bool | None = None
+    tensorboard: bool = False
+
+    def run(self, *, resume: bool = False) -> Encoder:
+        """Train to the last epoch and write `backbone.safetensors`; returns the encoder that was written."""
+        file = self.out / "checkpoint.safetensors"
+        self._check(file, resume)
+        images = self.dataset.base
+        recipe, fabric = self.recipe, self.fabric
+        steps_an_epoch = len(images) // self._batch
+        steps = recipe.epochs * steps_an_epoch
+        torch.manual_seed(recipe.seed)
+        model = self._model()
+        # Before the step is compiled or wrapped, so that names and objects are the plain ones throughout.
+        optimizer = _optimizer(model, recipe, fabric.device)
+        average = {name: value.clone() for name, value in model.state_dict().items() if value.is_floating_point()}
+        identity = {"scenario": self.dataset.scenario.name, "backbone": self.backbone, "recipe": recipe.to_json()}
+        start = checkpoint.load(file, model, average, optimizer, identity) if resume else 0
+        step_of = torch.compile(model, dynamic=False) if self.compiled else model
+        wrapped, wrapped_optimizer = fabric.setup(step_of, optimizer)
+        feed = Feed(images, fabric.device, resident=self.resident)
+        log = _Log(self.out, fabric.is_global_zero, self.tensorboard, append=resume)
+        sums: dict[str, Tensor] = {}
+        begun = saved = time.perf_counter()
+        first = fabric.global_rank * (self._batch // fabric.world_size)
+        orders = self._orders(len(images), start, steps, steps_an_epoch)
+        with _interruptible() as stop, log, bar(transient=False) as progress:
+            task = progress.add_task("base session", total=steps, completed=start, note="")
+            for step, (pixels, labels) in enumerate(feed.batches(orders), start):
+                rate = recipe.lr * _schedule(step, steps, recipe.warmup * steps_an_epoch)
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                losses = self._step(wrapped, wrapped_optimizer, pixels, labels, self._random(step), first)
+                _average(average, model, min(recipe.ema, (1 + step) / (10 + step)) if recipe.ema else 0.0)
+                for name, value in losses.items():
+                    sums[name] = sums.get(name, torch.zeros_like(value)) + value.detach()
+                done = step + 1
+                progress.update(task, completed=done)
+                if done % steps_an_epoch == 0:
+                    elapsed = time.perf_counter() - begun
+                    speed = (done - start) * self._batch / elapsed
+                    row = {name: float(value) / steps_an_epoch for name, value in sums.items()}
+                    sums.clear()
+                    row |= {"epoch": done // steps_an_epoch, "step": done, "lr": rate}
+                    log.write({**row, "images_per_second": speed, "seconds": elapsed})
+                    progress.update(task, note=f"loss {row['loss']:.3f}  {speed:,.0f} images/s")
+                if stop or time.perf_counter() - saved > CHECKPOINT_SECONDS:
+                    saved = time.perf_counter()
+                    if fabric.is_global_zero:
+                        checkpoint.save(file, model, average, optimizer, {**identity, "step": done})
+                    if stop and done < steps:
+                        raise Interrupted(f"interrupted at step {done} of {steps}; go on with: {_resume_command()}")
+        seconds = time.perf_counter() - begun
+        model.load_state_dict({**model.state_dict(), **average})
+        return self._finish(model, images_seen=(steps - start) * self._batch, seconds=seconds, file=file)
+
+    @property
+    def _batch(self) -> int:
+        """The global batch; a folder smaller than that is one batch."""
+        return min(self.recipe.batch, len(self.dataset.base))
+
+    def _check(self, file: Path, resume: bool) -> None:
+        world = self.fabric.world_size
+        if self._batch % world:
+            raise Misuse(f"--batch {self._batch} is the batch over all processes and must divide by {world}")
+        if resume and not file.exists():
+            raise Misuse(f"nothing to resume: no checkpoint at {file}")
+        finished = self.out / "backbone.safetensors"
+        if not resume and (file.exists() or finished.exists()):
+            raise Misuse(f"{self.out} already holds a run; add --resume to go on with it, or choose another --out")
+
+    def _model(self) -> Objective:
+        backbone = backbones.find(self.backbone)
+        network = backbone.build()
+        if self.weights is not None:
+            from concm.backbones.resnet import ResNet, load_torchvision
+
+            if self.backbone != "resnet18_imagenet" or not isinstance(network, ResNet):
+                raise Misuse("--weights takes torchvision's ResNet-18 and goes with --backbone resnet18_imagenet")
+            load_torchvision(network, self.weights)
+        if self.fabric.world_size > 1:
+            GlobalBatchNorm2d.convert(network)
+        model = Objective(
+            network, backbone.dimension, self.dataset.scenario.base, self.dataset.transform, self.recipe
+        )
+        return model.to(self.fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+    def _orders(self, count: int, start: int, steps: int, an_epoch: int) -> Iterator[NDArray[np.int64]]:
+        """This process's share of every global batch, from step `start` on: a fresh shuffle each epoch."""
+        share = self._batch // self.fabric.world_size
+        first = self.fabric.global_rank * share
+        order = np.empty(0, np.int64)
+        for step in range(start, steps):
+            epoch, at = divmod(step, an_epoch)
+            if at == 0 or step == start:
+                order = np.random.default_rng((self.recipe.seed, epoch)).permutation(count)
+            yield order[at * self._batch + first :][:share]
+
+    def _random(self, step: int) -> Tensor:
+        """Uniform numbers for this process's share of the global batch: a function of seed and step alone."""
+        device = self.fabric.device
+        generator = torch.Generator(device).manual_seed(self.recipe.seed * 1_000_003 + step)
+        share = self._batch // self.fabric.world_size
+        numbers = torch.rand(self._batch, 2, RANDOMS, generator=generator, device=device)
+        return numbers[self.fabric.global_rank * share :][:share]
+
+    def _step(
+        self, model: Any, optimizer: Any, pixels: Tensor, labels: Tensor, random: Tensor, first: int
+    ) -> dict[str, Tensor]:
+        try:
+            losses: dict[str, Tensor] = model(pixels, labels, random, first)
+            self.fabric.backward(losses["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+            return losses
+        except torch.cuda.OutOfMemoryError as error:
+            raise ConcmError(f"the device is out of memory at --batch {self._batch}; try --batch {self._batch // 2}") from error
+
+    def _finish(self, model: Objective, images_seen: int, seconds: float, file: Path) -> Encoder:
+        scenario = self.dataset.scenario
+        meta = {
+            "dimension": backbones.find(self.backbone).dimension,
+            "scenario": scenario.name,
+            "recipe": self.recipe.to_json(),
+            "seconds": round(seconds, 1),
+            "images_per_second": round(images_seen / seconds) if seconds else 0,
+            "base_accuracy": round(head_accuracy(model, self.dataset), 2),
+        }
+        encoder = Encoder(self.backbone, model.backbone, self.dataset.transform, meta)
+        if self.fabric.is_global_zero:
+            encoder.save(self.out / "backbone.safetensors")
+            file.unlink(missing_ok=True)
+        self.fabric.barrier()
+        return encoder
+
+
+@torch.inference_mode()
+def head_accuracy(model: Objective, dataset: Dataset) -> float:
+    """Accuracy (per cent) of the base session's own classifier over the base classes' test images."""
+    images = dataset.test.of_classes(dataset.scenario.classes_of(0))
+    encoder = Encoder("", model.backbone, dataset.transform, {}).to(next(model.parameters()).device)
+    features = encoder.encode(images)
+    scores = model.head.eval()(features.to(encoder.device))[:, : dataset.scenario.base].cpu()
+    return float((scores.argmax(1) == torch.from_numpy(images.labels)).float().mean() * 100)
+
+
+def _optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.SGD:
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    free = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": free, "weight_decay": 0.0}]
+    return torch.optim.SGD(groups, lr=recipe.lr, momentum=0.9, nesterov=True, fused=device.type == "cuda" or None)
+
+
+def _schedule(step: int, steps: int, warmup: float) -> float:
+    """Linear warm-up, then half a cosine to zero."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, steps - warmup)))
+
+
+@torch.no_grad()
+def _average(average: dict[str, Tensor], model: nn.Module, decay: float) -> None:
+    state = model.state_dict()
+    torch._foreach_lerp_(list(average.values()), [state[name] for name in average], 1 - decay)
+
+
+def _resume_command() -> str:
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return " ".join(words if "--resume" in words else [*words, "--resume"])
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """Ctrl-C between two steps: the first one asks the loop to stop, a second one breaks off at once."""
+    pressed: list[int] = []
+
+    def press(number: int, frame: FrameType | None) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    try:
+        before = signal.signal(signal.SIGINT, press)
+    except ValueError:  # not in the main thread
+        yield pressed
+        return
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Log:
+    """A JSONL row an epoch, the same rows for TensorBoard, and a line now and then where no bar is shown."""
+
+    def __init__(self, out: Path, writes: bool, tensorboard: bool, append: bool) -> None:
+        self.out, self.writes, self.append = out, writes, append
+        self.board: Any = None
+        if tensorboard and writes:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise Misuse("--tensorboard needs the package tensorboard: pip install tensorboard") from error
+            self.board = SummaryWriter(str(out / "tensorboard"))  # type: ignore[no-untyped-call]
+        self.spoke = time.perf_counter()
+
+    def __enter__(self) -> None:
+        if self.writes:
+            self.out.mkdir(parents=True, exist_ok=True)
+            self.file = (self.out / "log.jsonl").open("a" if self.append else "w")
+
+    def __exit__(self, *error: object) -> None:
+        if self.writes:
+            self.file.close()
+        if self.board is not None:
+            self.board.close()
+
+    def write(self, row: dict[str, Any]) -> None:
+        if not self.writes:
+            return
+        self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+        if self.board is not None:
+            for name, value in row.items():
+                self.board.add_scalar(name, value, row["step"])
+        if not sys.stderr.isatty() and time.perf_counter() - self.spoke > 10:
+            self.spoke = time.perf_counter()
+            speed = f"{row['images_per_second']:,.0f} images/s"
+            console.print(f"epoch {row['epoch']}: loss {row['loss']:.3f}, {speed}, {row['seconds']:.0f} s", highlight=False)

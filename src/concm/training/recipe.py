@@ -1,0 +1,82 @@
+"""All hyper-parameters of the base session, in one place; a run's file records them."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from concm.data.scenarios import nearest
+from concm.errors import Misuse
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Defaults: what docs/base-session.md found best by validation on base classes (CIFAR-100, ResNet-12)."""
+
+    epochs: int = 200
+    "Passes over the base images; the last one counts, nothing is selected."
+    batch: int = 512
+    "Images a step over all processes; each image gives two views."
+    lr: float = 0.2
+    "Peak learning rate of SGD with Nesterov momentum 0.9, cosine to zero."
+    warmup: float = 5.0
+    "Epochs of linear warm-up."
+    weight_decay: float = 1e-3
+    "On matrices and kernels; none on biases and norms."
+    smoothing: float = 0.1
+    "Label smoothing of the cross-entropy."
+    head: Literal["linear", "cosine"] = "linear"
+    "The classifier that is thrown away afterwards; cosine is scaled by 16."
+    rotations: bool = True
+    "Four quarter turns make four classes of each class."
+    contrast: float = 1.0
+    "Weight of the contrastive losses beside the cross-entropy."
+    self_share: float = 0.2
+    "Share of SimCLR in them; the rest is supervised contrast."
+    temperature: float = 0.1
+    "Of both contrastive losses."
+    scale_min: float = 0.2
+    "Smallest area of the strong view's crop."
+    jitter: float = 0.4
+    "Brightness, contrast and saturation of the strong view."
+    grey: float = 0.2
+    "Share of strong views without colour."
+    cutout: float = 0.5
+    "Side of the square cut out of the weak view, as a share of the picture's."
+    ema: float = 0.999
+    "Decay of the weights' running average, which is what is kept; 0 keeps the last weights."
+    seed: int = 0
+    "Of initial weights, order and augmentation."
+
+    def __post_init__(self) -> None:
+        positive = {"epochs": self.epochs, "batch": self.batch, "lr": self.lr, "temperature": self.temperature}
+        for name, value in positive.items():
+            if value <= 0:
+                raise Misuse(f"--{name} must be positive, not {value}")
+        shares = {"self-share": self.self_share, "smoothing": self.smoothing, "grey": self.grey, "cutout": self.cutout}
+        for name, share in shares.items():
+            if not 0 <= share <= 1:
+                raise Misuse(f"--{name} is a share between 0 and 1, not {share}")
+        if not 0 <= self.ema < 1 or not 0 < self.scale_min <= 1 or self.batch < 2:
+            raise Misuse("--ema lies in [0, 1), --scale-min in (0, 1], --batch is at least 2")
+
+    def to_json(self) -> dict[str, Any]:
+        """All values."""
+        return asdict(self)
+
+
+def read(path: Path, recipe: Recipe) -> Recipe:
+    """`recipe` changed by a TOML file; keys it does not know are refused."""
+    try:
+        changes = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise Misuse(f"no recipe file at {path}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Misuse(f"{path} is not TOML: {error}") from error
+    known = [field.name for field in fields(Recipe)]
+    for key in changes:
+        if key not in known:
+            raise Misuse(f"{path}: no setting called {key!r}; {nearest(key, known)}")
+    return replace(recipe, **changes)

@@ -81,7 +81,7 @@ class Encoder:
         random = torch.stack([_uniform(f"{seed}:{name}", views) for name in ids]).to(pixels.device)
         out = []
         for view in range(views):
-            images = augment.weak(pixels, random[:, view], self.transform.size, cutout=0)
+            images = augment.weak(pixels, random[:, view], self.transform.size)
             out.append(self._features(self.transform.normalise(images)).cpu())
         return torch.stack(out, 1)
 

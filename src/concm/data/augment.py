@@ -44,26 +44,38 @@ def _reflect(position: Tensor, length: int) -> Tensor:
     return (length - 1 - (length - 1 - inside).abs()).clamp(0, length - 1)
 
 
-def weak(pixels: Tensor, random: Tensor, size: int, cutout: float) -> Tensor:
-    """Shift by up to an eighth, mirror, cut out a square; (n, h, w, 3) uint8 and (n, RANDOMS) → (n, 3, size, size)."""
+def weak(pixels: Tensor, random: Tensor, size: int) -> Tensor:
+    """Shift by up to an eighth and mirror; (n, h, w, 3) uint8 and (n, RANDOMS) → (n, 3, size, size)."""
     slack = pixels.shape[1] - size
     pad = size // 8 if slack < size // 8 else 0
     span = slack + 2 * pad
     top, left = ((random[:, at] * (span + 1)).floor() - pad for at in (0, 1))
     full = torch.full_like(top, size)
-    images = crop(pixels, top, left, full, full, random[:, 2] < 0.5, size)
-    return _cut_out(images, random[:, 3], random[:, 4], cutout) if cutout else images
+    return crop(pixels, top, left, full, full, random[:, 2] < 0.5, size)
 
 
-def _cut_out(images: Tensor, across: Tensor, down: Tensor, share: float) -> Tensor:
-    """Grey out a square whose centre lies anywhere in the picture."""
+def cut_out(images: Tensor, random: Tensor, side: float, mixed: float) -> tuple[Tensor, Tensor]:
+    """Replace a square of `side` (a share) by grey or, for a share `mixed`, by the neighbour's pixels.
+
+    Returns the pictures and, for each, the share (n,) of its area that shows its neighbour: the other one of the
+    pair (0, 1), (2, 3), …, which is on the same process whatever the number of processes.
+    """
     size = images.shape[-1]
     steps = torch.arange(size, device=images.device) + 0.5
-    half = share * size / 2
-    inside_y = (steps - (down * size).floor()[:, None]).abs() <= half
-    inside_x = (steps - (across * size).floor()[:, None]).abs() <= half
+    inside_y = (steps - (random[:, 3] * size).floor()[:, None]).abs() <= side * size / 2
+    inside_x = (steps - (random[:, 4] * size).floor()[:, None]).abs() <= side * size / 2
     hole = inside_y[:, None, :, None] & inside_x[:, None, None, :]
-    return torch.where(hole, 0.5, images)
+    if not mixed:
+        return torch.where(hole, 0.5, images), images.new_zeros(len(images))
+    mixes = (random[:, 5] < mixed).view(-1, 1, 1, 1)
+    filling = torch.where(mixes, images[neighbour(len(images), images.device)], 0.5)
+    share = hole.float().mean((1, 2, 3)) * mixes.flatten()
+    return torch.where(hole, filling, images), share
+
+
+def neighbour(count: int, device: torch.device) -> Tensor:
+    """The other one of each pair; an odd one out is its own."""
+    return (torch.arange(count, device=device) ^ 1).clamp(max=count - 1)
 
 
 def strong(pixels: Tensor, random: Tensor, size: int, scale_min: float, jitter: float, grey: float) -> Tensor:

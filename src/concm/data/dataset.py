@@ -61,7 +61,7 @@ class Dataset:
         The last of the base classes (shuffled) play the novel ones; a share of all training images is the test part.
         """
         scenario = self.scenario
-        count = scenario.base // 6 if novel is None else novel
+        count = scenario.base // 3 if novel is None else novel
         generator = np.random.default_rng(seed)
         order = generator.permutation(scenario.base)
         place = np.argsort(order)

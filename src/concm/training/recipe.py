@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from concm.data.scenarios import nearest
 from concm.errors import Misuse
 
 
@@ -29,8 +26,8 @@ class Recipe:
     "Label smoothing of the cross-entropy."
     head: Literal["linear", "cosine"] = "linear"
     "The classifier that is thrown away afterwards; cosine is scaled by 16."
-    rotations: bool = True
-    "Four quarter turns make four classes of each class."
+    turned: float = 0.75
+    "Share of pictures given a quarter, half or three-quarter turn, each a class of its own; 0 does without."
     contrast: float = 1.0
     "Weight of the contrastive losses beside the cross-entropy."
     self_share: float = 0.2
@@ -45,6 +42,8 @@ class Recipe:
     "Share of strong views without colour."
     cutout: float = 0.5
     "Side of the square cut out of the weak view, as a share of the picture's."
+    mixed: float = 0.0
+    "Share of those squares that are filled from another picture, whose label counts by area (CutMix)."
     ema: float = 0.999
     "Decay of the weights' running average, which is what is kept; 0 keeps the last weights."
     seed: int = 0
@@ -56,6 +55,7 @@ class Recipe:
             if value <= 0:
                 raise Misuse(f"--{name} must be positive, not {value}")
         shares = {"self-share": self.self_share, "smoothing": self.smoothing, "grey": self.grey, "cutout": self.cutout}
+        shares |= {"turned": self.turned, "mixed": self.mixed}
         for name, share in shares.items():
             if not 0 <= share <= 1:
                 raise Misuse(f"--{name} is a share between 0 and 1, not {share}")
@@ -65,18 +65,3 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         """All values."""
         return asdict(self)
-
-
-def read(path: Path, recipe: Recipe) -> Recipe:
-    """`recipe` changed by a TOML file; keys it does not know are refused."""
-    try:
-        changes = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise Misuse(f"no recipe file at {path}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Misuse(f"{path} is not TOML: {error}") from error
-    known = [field.name for field in fields(Recipe)]
-    for key in changes:
-        if key not in known:
-            raise Misuse(f"{path}: no setting called {key!r}; {nearest(key, known)}")
-    return replace(recipe, **changes)

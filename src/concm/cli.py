@@ -214,6 +214,8 @@ def features(
     from concm.backbones.encoder import load
     from concm.data import scenarios
     from concm.data.extract import extract
+    from concm.data.sessions import draw
+    from concm.evaluation.controls import average, nearest_mean
     from concm.report import text
 
     fabric = machine.fabric()
@@ -232,6 +234,8 @@ def features(
         seed=seed,
     )
     if fabric.is_global_zero:
+        # Kept with the bank, so that what storing it cost can be checked without the original features.
+        bank.card["nearest_mean"] = average(nearest_mean(bank, [draw(bank, seed) for seed in range(5)]))
         bank.save(out, precision)
         text.show_bank(bank)
         text.say(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")

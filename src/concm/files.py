@@ -54,7 +54,9 @@ def load_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
     except FileNotFoundError as error:
         raise ConcmError(f"no {what} file at {path}") from error
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise ConcmError(f"{path} is damaged or not a {what} file ({error}); make it again or get another copy") from error
+        raise ConcmError(
+            f"{path} is damaged or not a {what} file ({error}); make it again or get another copy"
+        ) from error
 
 
 def _describe(kind: str | None) -> str:

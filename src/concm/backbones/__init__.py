@@ -75,7 +75,9 @@ def find(name: str) -> Backbone:
         network = own.build()
     except (ImportError, AttributeError, ValueError) as error:
         raise Misuse(f"cannot import the backbone {name!r}: {error}") from error
-    return Backbone(name, name, _dimension(network, name), "from an import path", getattr(network, "transform", None), True)
+    return Backbone(
+        name, name, _dimension(network, name), "from an import path", getattr(network, "transform", None), True
+    )
 
 
 def _dimension(network: nn.Module, name: str) -> int:

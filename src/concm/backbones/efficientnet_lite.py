@@ -2,12 +2,12 @@
 
 The architecture is EfficientNet (Tan & Le, "EfficientNet: Rethinking Model Scaling for Convolutional Neural
 Networks", ICML 2019) in the Lite edition (Google, 2020): no squeeze-and-excite, ReLU6 in place of swish, and
-a stem, a head, a first and a last stage that do not grow with the variant.
+in every variant the same stem and head width and the same depth of the first and the last stage.
 
 The weights were trained with TensorFlow's SAME padding, whose odd zero at stride 2 lies at the bottom and
 right; with torch's symmetric padding it lies, in effect, at the top and left. Turned by half a turn, images
 and kernels alike, the two are the same computation at every size, and average pooling forgets the turn. So
-the network holds turned kernels and turns its input, which is faster than padding before each convolution.
+the network holds turned kernels and turns its input, and needs no padded copies and no size arithmetic.
 """
 
 from __future__ import annotations

@@ -120,6 +120,8 @@ def load(reference: str, transform: Transform, *, mirror: bool = False) -> Encod
         return Encoder(meta["name"], network, Transform.from_json(meta["transform"]), meta, mirror)
     backbone = backbones.find(reference)
     if not backbone.ready:
-        raise Misuse(f"{reference} comes without weights: train it with `concm train`, then give its file or run folder")
+        raise Misuse(
+            f"{reference} comes without weights: train it with `concm train`, then give its file or run folder"
+        )
     meta = {"dimension": backbone.dimension, "recipe": None}
     return Encoder(backbone.name, backbone.build(), backbone.transform or transform, meta, mirror)

@@ -150,5 +150,7 @@ def load_torchvision(network: ResNet, weights: str) -> None:
     wanted = {key: value for key, value in state.items() if not key.startswith("fc.")}
     missing = sorted(set(network.state_dict()) - set(wanted))
     if missing or set(wanted) - set(network.state_dict()):
-        raise ConcmError(f"{weights} does not fit resnet18_imagenet: it lacks {', '.join(missing[:3]) or 'nothing, but has more'}")
+        raise ConcmError(
+            f"{weights} does not fit resnet18_imagenet: it lacks {', '.join(missing[:3]) or 'nothing, but has more'}"
+        )
     network.load_state_dict(wanted)

@@ -54,28 +54,13 @@ def weak(pixels: Tensor, random: Tensor, size: int) -> Tensor:
     return crop(pixels, top, left, full, full, random[:, 2] < 0.5, size)
 
 
-def cut_out(images: Tensor, random: Tensor, side: float, mixed: float) -> tuple[Tensor, Tensor]:
-    """Replace a square of `side` (a share) by grey or, for a share `mixed`, by the neighbour's pixels.
-
-    Returns the pictures and, for each, the share (n,) of its area that shows its neighbour: the other one of the
-    pair (0, 1), (2, 3), …, which is on the same process whatever the number of processes.
-    """
+def cut_out(images: Tensor, random: Tensor, side: float) -> Tensor:
+    """Grey out a square of `side` (a share of the picture's) whose centre lies anywhere in the picture."""
     size = images.shape[-1]
     steps = torch.arange(size, device=images.device) + 0.5
     inside_y = (steps - (random[:, 3] * size).floor()[:, None]).abs() <= side * size / 2
     inside_x = (steps - (random[:, 4] * size).floor()[:, None]).abs() <= side * size / 2
-    hole = inside_y[:, None, :, None] & inside_x[:, None, None, :]
-    if not mixed:
-        return torch.where(hole, 0.5, images), images.new_zeros(len(images))
-    mixes = (random[:, 5] < mixed).view(-1, 1, 1, 1)
-    filling = torch.where(mixes, images[neighbour(len(images), images.device)], 0.5)
-    share = hole.float().mean((1, 2, 3)) * mixes.flatten()
-    return torch.where(hole, filling, images), share
-
-
-def neighbour(count: int, device: torch.device) -> Tensor:
-    """The other one of each pair; an odd one out is its own."""
-    return (torch.arange(count, device=device) ^ 1).clamp(max=count - 1)
+    return torch.where(inside_y[:, None, :, None] & inside_x[:, None, None, :], 0.5, images)
 
 
 def strong(pixels: Tensor, random: Tensor, size: int, scale_min: float, jitter: float, grey: float) -> Tensor:

@@ -36,19 +36,37 @@ def extract(
     encoder.to(fabric.device)
     base, novel, test = dataset.base, dataset.novel, dataset.test
     some_base, some_novel = limited(base, base_limit, seed), limited(novel, novel_limit, seed)
-    jobs: list[tuple[str, ImageSet, int]] = [("base images", base, 0), ("novel images", some_novel, 0), ("test images", test, 0)]
+    jobs: list[tuple[str, ImageSet, int]] = [
+        ("base images", base, 0),
+        ("novel images", some_novel, 0),
+        ("test images", test, 0),
+    ]
     if views:
         jobs += [("views of base images", some_base, views), ("views of novel images", some_novel, views)]
     done: list[Tensor] = []
     with bar() as progress:
         for title, images, count in jobs:
             task = progress.add_task(title, total=len(images), note="")
-            done.append(_sharded(encoder, images, fabric, count, seed, batch, lambda n, t=task: progress.advance(t, n * fabric.world_size)))  # type: ignore[misc]
+            done.append(
+                _sharded(
+                    encoder,
+                    images,
+                    fabric,
+                    count,
+                    seed,
+                    batch,
+                    lambda n, t=task: progress.advance(t, n * fabric.world_size),
+                )
+            )  # type: ignore[misc]
     labels = torch.from_numpy(base.labels)
     mean, std, counts = statistics(done[0], labels, dataset.scenario.base)
     place = {row: at for at, row in enumerate(base.rows.tolist())}
     kept = torch.tensor([place[row] for row in some_base.rows.tolist()])
-    card: dict[str, Any] = {"training": encoder.meta, "views": views, "extraction_seconds": round(time.perf_counter() - begun, 1)}
+    card: dict[str, Any] = {
+        "training": encoder.meta,
+        "views": views,
+        "extraction_seconds": round(time.perf_counter() - begun, 1),
+    }
     return Bank(
         scenario=dataset.scenario,
         encoder=encoder.identity,

@@ -107,7 +107,9 @@ def in_threads(work: Callable[[T], R], items: Sequence[T], title: str) -> Iterat
             raise
 
 
-def cached(paths: Sequence[Path], side: int, broken: Broken = "refuse") -> tuple[NDArray[np.uint8], list[int], list[str]]:
+def cached(
+    paths: Sequence[Path], side: int, broken: Broken = "refuse"
+) -> tuple[NDArray[np.uint8], list[int], list[str]]:
     """Decoded pictures (memory-mapped), the positions in `paths` they belong to, and complaints about skipped ones."""
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -172,7 +174,9 @@ def _digests(paths: Sequence[Path], folder: Path) -> list[str]:
     ledger = folder / f"digests-{hashlib.blake2b(chr(10).join(stamps).encode(), digest_size=16).hexdigest()}.json"
     if ledger.exists():
         return list(json.loads(ledger.read_text()))
-    digests = list(in_threads(lambda path: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest(), paths, "reading files"))
+    digests = list(
+        in_threads(lambda path: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest(), paths, "reading files")
+    )
     with _replacing(ledger) as draft:
         draft.write_text(json.dumps(digests))
     return digests

@@ -55,7 +55,9 @@ def published(bank: Bank, splits: Path) -> Shots:
         for line in file.read_text().split():
             row = row_of.get(line, row_of.get(PurePosixPath(line).name))
             if row is None:
-                raise ConcmError(f"{file} names {line}, which is not among the {len(bank.novel.ids)} candidates of this bank")
+                raise ConcmError(
+                    f"{file} names {line}, which is not among the {len(bank.novel.ids)} candidates of this bank"
+                )
             shots[int(bank.novel.labels[row])].append(row)
     short = [bank.scenario.keys[label] for label, rows in shots.items() if len(rows) < bank.scenario.shot]
     if short:

@@ -13,8 +13,7 @@ from concm.backbones.encoder import Encoder
 from concm.data.bank import Bank
 from concm.data.scenarios import Scenario
 from concm.data.sessions import draw, published
-from concm.evaluation.protocol import run
-from concm.methods.ncm import NCM
+from concm.evaluation.controls import METRICS, nearest_mean
 from concm.progress import track
 
 _out = Console(highlight=False, soft_wrap=True)
@@ -26,7 +25,9 @@ def say(sentence: str) -> None:
 
 
 def _table(*columns: str, title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(
+        title=title, title_justify="left", box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0)
+    )
     for at, column in enumerate(columns):
         table.add_column(column, justify="left" if at == 0 else "right")
     return table
@@ -68,12 +69,12 @@ def show_bank(bank: Bank, *, draws: int = 5, seed: int = 0, splits: Path | None 
         views = f", {part.views.shape[1]} views each" if part.views is not None else ""
         say(f"  {name:5} {len(part.labels):6} images of {len(part.labels.unique()):4} classes{views}")
     chosen = [published(bank, splits)] if splits else [draw(bank, seed + at) for at in range(draws)]
-    rows = [list(run(NCM(), bank, shots)) for shots in track(chosen, "nearest class mean")]
+    rows = nearest_mean(bank, track(chosen, "nearest class mean"))
     source = f"shots of {splits}" if splits else f"mean ± spread of {draws} draws"
     table = _table("session", "classes", "all", "base", "novel", "HM", title=f"\nnearest class mean, {source}")
     for index in range(s.sessions + 1):
         cells = []
-        for metric in ("acc", "acc_base", "acc_novel", "hm"):
+        for metric in METRICS:
             values = np.array([row[index][metric] for row in rows])
             novel_only = metric in ("acc_novel", "hm")
             cells.append("" if index == 0 and novel_only else f"{values.mean():.2f} ± {values.std():.2f}")

@@ -65,9 +65,8 @@ class BaseSession:
         model = self._model()
         # Before the step is compiled or wrapped, so that names and objects are the plain ones throughout.
         optimizer = _optimizer(model, recipe, fabric.device)
-        average = {name: value.clone() for name, value in model.state_dict().items() if value.is_floating_point()}
         identity = {"scenario": self.dataset.scenario.name, "backbone": self.backbone, "recipe": recipe.to_json()}
-        start = checkpoint.load(file, model, average, optimizer, identity) if resume else 0
+        start = checkpoint.load(file, model, optimizer, identity) if resume else 0
         step_of = torch.compile(model, dynamic=False) if self.compiled else model
         wrapped, wrapped_optimizer = fabric.setup(step_of, optimizer)
         feed = Feed(images, fabric.device, resident=self.resident)
@@ -83,7 +82,6 @@ class BaseSession:
                 for group in optimizer.param_groups:
                     group["lr"] = rate
                 losses = self._step(wrapped, wrapped_optimizer, pixels, labels, self._random(step), first)
-                _average(average, model, min(recipe.ema, (1 + step) / (10 + step)) if recipe.ema else 0.0)
                 for name, value in losses.items():
                     sums[name] = sums.get(name, torch.zeros_like(value)) + value.detach()
                 done = step + 1
@@ -99,11 +97,10 @@ class BaseSession:
                 if stop or time.perf_counter() - saved > CHECKPOINT_SECONDS:
                     saved = time.perf_counter()
                     if fabric.is_global_zero:
-                        checkpoint.save(file, model, average, optimizer, {**identity, "step": done})
+                        checkpoint.save(file, model, optimizer, {**identity, "step": done})
                     if stop and done < steps:
                         raise Interrupted(f"interrupted at step {done} of {steps}; go on with: {_resume_command()}")
         seconds = time.perf_counter() - begun
-        model.load_state_dict({**model.state_dict(), **average})
         return self._finish(model, images_seen=(steps - start) * self._batch, seconds=seconds, file=file)
 
     @property
@@ -132,9 +129,7 @@ class BaseSession:
             load_torchvision(network, self.weights)
         if self.fabric.world_size > 1:
             GlobalBatchNorm2d.convert(network)
-        model = Objective(
-            network, backbone.dimension, self.dataset.scenario.base, self.dataset.transform, self.recipe
-        )
+        model = Objective(network, backbone.dimension, self.dataset.scenario.base, self.dataset.transform, self.recipe)
         return model.to(self.fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def _orders(self, count: int, start: int, steps: int, an_epoch: int) -> Iterator[NDArray[np.int64]]:
@@ -166,7 +161,9 @@ class BaseSession:
             optimizer.zero_grad()
             return losses
         except torch.cuda.OutOfMemoryError as error:
-            raise ConcmError(f"the device is out of memory at --batch {self._batch}; try --batch {self._batch // 2}") from error
+            raise ConcmError(
+                f"the device is out of memory at --batch {self._batch}; try --batch {self._batch // 2}"
+            ) from error
 
     def _finish(self, model: Objective, images_seen: int, seconds: float, file: Path) -> Encoder:
         scenario = self.dataset.scenario
@@ -208,12 +205,6 @@ def _schedule(step: int, steps: int, warmup: float) -> float:
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, steps - warmup)))
-
-
-@torch.no_grad()
-def _average(average: dict[str, Tensor], model: nn.Module, decay: float) -> None:
-    state = model.state_dict()
-    torch._foreach_lerp_(list(average.values()), [state[name] for name in average], 1 - decay)
 
 
 def _resume_command() -> str:
@@ -278,4 +269,6 @@ class _Log:
         if not sys.stderr.isatty() and time.perf_counter() - self.spoke > 10:
             self.spoke = time.perf_counter()
             speed = f"{row['images_per_second']:,.0f} images/s"
-            console.print(f"epoch {row['epoch']}: loss {row['loss']:.3f}, {speed}, {row['seconds']:.0f} s", highlight=False)
+            console.print(
+                f"epoch {row['epoch']}: loss {row['loss']:.3f}, {speed}, {row['seconds']:.0f} s", highlight=False
+            )

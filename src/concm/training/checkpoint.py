@@ -14,12 +14,9 @@ from concm.files import load_tensors, save_tensors
 KIND = "concm-training-1"
 
 
-def save(
-    path: Path, model: nn.Module, average: dict[str, Tensor], optimizer: torch.optim.SGD, meta: dict[str, Any]
-) -> None:
-    """Write weights, their running average, momenta and `meta` (step, recipe, scenario)."""
+def save(path: Path, model: nn.Module, optimizer: torch.optim.SGD, meta: dict[str, Any]) -> None:
+    """Write weights, momenta and `meta` (step, recipe, scenario)."""
     tensors = {f"model/{name}": value for name, value in model.state_dict().items()}
-    tensors |= {f"average/{name}": value for name, value in average.items()}
     for name, parameter in model.named_parameters():
         momentum = optimizer.state.get(parameter, {}).get("momentum_buffer")
         if momentum is not None:
@@ -27,15 +24,13 @@ def save(
     save_tensors(path, KIND, tensors, meta)
 
 
-def load(
-    path: Path, model: nn.Module, average: dict[str, Tensor], optimizer: torch.optim.SGD, meta: dict[str, Any]
-) -> int:
+def load(path: Path, model: nn.Module, optimizer: torch.optim.SGD, meta: dict[str, Any]) -> int:
     """Put the state back and return the step it was taken at; another run's checkpoint is refused."""
     tensors, saved = load_tensors(path, KIND)
     for what, value in meta.items():
         if saved.get(what) != value:
             raise ConcmError(f"{path} belongs to another run: its {what} is {_differs(saved.get(what), value)}")
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "momentum": {}}
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "momentum": {}}
     for name, tensor in tensors.items():
         part, _, key = name.partition("/")
         parts[part][key] = tensor
@@ -43,8 +38,6 @@ def load(
         model.load_state_dict(parts["model"])
     except RuntimeError as error:
         raise ConcmError(f"{path} does not fit this backbone: {error}") from error
-    for name, value in average.items():
-        value.copy_(parts["average"][name])
     for name, parameter in model.named_parameters():
         if name in parts["momentum"]:
             optimizer.state[parameter]["momentum_buffer"] = parts["momentum"][name].to(parameter.device)
@@ -54,6 +47,8 @@ def load(
 def _differs(saved: object, wanted: object) -> str:
     """The difference of two values, setting by setting where they are tables."""
     if isinstance(saved, dict) and isinstance(wanted, dict):
-        changed = [f"{key} {saved.get(key)!r}, not {wanted.get(key)!r}" for key in wanted if saved.get(key) != wanted[key]]
+        changed = [
+            f"{key} {saved.get(key)!r}, not {wanted.get(key)!r}" for key in wanted if saved.get(key) != wanted[key]
+        ]
         return "different: " + "; ".join(changed)
     return f"{saved!r}, not {wanted!r}"

@@ -40,30 +40,24 @@ class Objective(nn.Module):
         self.head = Head(dimension, classes * (4 if recipe.turned else 1), recipe.head)
         self.projection = nn.Sequential(nn.Linear(dimension, dimension), nn.ReLU(), nn.Linear(dimension, 128))
 
-    def views(self, pixels: Tensor, labels: Tensor, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """A weak and a strong view (2n, 3, s, s), labels (n,), and how much of the weak one is its neighbour (n,).
-
-        `random` is (n, 2, RANDOMS).
-        """
+    def views(self, pixels: Tensor, labels: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
+        """A weak and a strong view (2n, 3, s, s) and their labels (n,); random is (n, 2, RANDOMS)."""
         recipe, size = self.recipe, self.transform.size
-        weak = augment.weak(pixels, random[:, 0], size)
+        weak = augment.cut_out(augment.weak(pixels, random[:, 0], size), random[:, 0], recipe.cutout)
         strong = augment.strong(pixels, random[:, 1], size, recipe.scale_min, recipe.jitter, recipe.grey)
         images = torch.cat([weak, strong])
         if recipe.turned:
-            quarters = (4 - (1 - random[:, 0, -1]) / recipe.turned * 3).clamp(min=0).long()
+            quarters = (4 - (1 - random[:, 0, -1]) / recipe.turned * 3).clamp(0, 3).long()
             images = augment.turn(images, quarters.repeat(2))
             labels = labels + self.classes * quarters
-        weak, strong = images.chunk(2)
-        weak, foreign = augment.cut_out(weak, random[:, 0], recipe.cutout, recipe.mixed)
-        images = self.transform.normalise(torch.cat([weak, strong]))
-        return images.contiguous(memory_format=torch.channels_last), labels, foreign
+        return self.transform.normalise(images).contiguous(memory_format=torch.channels_last), labels
 
     def forward(self, pixels: Tensor, labels: Tensor, random: Tensor, first: int) -> dict[str, Tensor]:
         """Losses of one step; `first` is the position of this process's pictures in the global batch."""
-        images, labels, foreign = self.views(pixels, labels, random)
+        images, labels = self.views(pixels, labels, random)
         features = self.backbone(images).float()
         recipe = self.recipe
-        loss = self._cross_entropy(self.head(features).float(), labels, foreign)
+        loss = F.cross_entropy(self.head(features).float(), labels.repeat(2), label_smoothing=recipe.smoothing)
         losses = {"cross_entropy": loss}
         if recipe.contrast:
             vectors = F.normalize(self.projection(features).float())
@@ -72,16 +66,6 @@ class Objective(nn.Module):
             losses |= {"supervised": supervised, "simclr": simclr}
             loss = loss + recipe.contrast * ((1 - recipe.self_share) * supervised + recipe.self_share * simclr)
         return losses | {"loss": loss}
-
-    def _cross_entropy(self, scores: Tensor, labels: Tensor, foreign: Tensor) -> Tensor:
-        """Of both views (2n, …); a mixed picture answers to both its labels, by area."""
-        smoothing = self.recipe.smoothing
-        if not self.recipe.mixed:
-            return F.cross_entropy(scores, labels.repeat(2), label_smoothing=smoothing)
-        other = labels[augment.neighbour(len(labels), labels.device)]
-        own = F.cross_entropy(scores, labels.repeat(2), label_smoothing=smoothing, reduction="none")
-        weak = F.cross_entropy(scores[: len(labels)], other, label_smoothing=smoothing, reduction="none")
-        return (own.sum() + (foreign * (weak - own[: len(labels)])).sum()) / len(scores)
 
     def _contrast(self, vectors: Tensor, labels: Tensor, pictures: Tensor) -> tuple[Tensor, Tensor]:
         """Both contrasts of the local pictures against the global batch; vectors are (2n, 128)."""

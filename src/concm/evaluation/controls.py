@@ -1,0 +1,22 @@
+"""Controls that stand beside every figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from concm.data.bank import Bank
+from concm.data.sessions import Shots
+from concm.evaluation.protocol import run
+from concm.methods.ncm import NCM
+
+METRICS = ("acc", "acc_base", "acc_novel", "hm")
+
+
+def nearest_mean(bank: Bank, draws: Iterable[Shots]) -> list[list[dict[str, float]]]:
+    """Metrics of nearest class mean: for each draw, a row a session."""
+    return [list(run(NCM(), bank, shots)) for shots in draws]
+
+
+def average(rows: list[list[dict[str, float]]]) -> list[dict[str, float]]:
+    """The mean over draws, session by session."""
+    return [{name: sum(row[name] for row in session) / len(session) for name in METRICS} for session in zip(*rows, strict=True)]

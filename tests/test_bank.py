@@ -46,7 +46,7 @@ def grid_step(bank: Bank) -> torch.Tensor:
 def assert_close(found: torch.Tensor, given: torch.Tensor, precision: str, step: torch.Tensor) -> None:
     assert found.dtype == torch.float32
     if precision == "int8":
-        rounding = 8 * torch.finfo(torch.float32).eps * given.abs().max()
+        rounding = 1e-12 + 8 * torch.finfo(torch.float32).eps * given.abs().max()
         assert ((found - given).abs() <= step / 2 + rounding).all()
     else:
         assert torch.equal(found, given.to(getattr(torch, precision)).float())
@@ -56,7 +56,7 @@ def assert_close(found: torch.Tensor, given: torch.Tensor, precision: str, step:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@settings(max_examples=40, deadline=None, database=None)
+@settings(max_examples=60, deadline=None, database=None, derandomize=True)
 @given(
     values=arrays(np.float32, (12, 3), elements=st.floats(-1e4, 1e4, width=32)),
     scale=st.sampled_from([1.0, 1e-3, 100 / 1e4]),
@@ -117,13 +117,12 @@ def test_views_beyond_the_features_range_are_not_clipped(tmp_path):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_dimension_that_never_changes_keeps_its_value(tmp_path, precision):
-    bank = make_bank(views=1)
-    for part in parts_of(bank).values():
-        part.features[:, 2] = 0.25
-        part.features[:, 3] = 0
-    found = load(saved(tmp_path, replace(bank, base=replace(bank.base, views=None)), precision))
-    assert (found.test.features[:, 2] - 0.25).abs().max() < 1e-6
-    assert found.test.features[:, 3].abs().max() < 1e-6
+    bank = make_bank()
+    value = torch.tensor([0.25, 0, -3])
+    constant = {name: Part(value.repeat(len(part.labels), 1), part.labels) for name, part in parts_of(bank).items()}
+    statistics = {"mean": torch.zeros(4, 3), "std": torch.ones(4, 3)}
+    found = load(saved(tmp_path, replace(bank, **constant, **statistics), precision))
+    assert (found.test.features - value).abs().max() < 1e-6
 
 
 def test_a_bank_without_novel_classes_survives_a_file(tmp_path):
@@ -146,13 +145,13 @@ def realistic_bank() -> Bank:
 
     def part(first: int, last: int, images: int) -> Part:
         labels = np.repeat(np.arange(first, last), images)
-        features = np.maximum(centres[labels] + random.normal(0, 2.2, (len(labels), 64)), 0) * scales
+        features = np.maximum(centres[labels] + random.normal(0, 1.6, (len(labels), 64)), 0) * scales
         return Part(torch.from_numpy(features.astype(np.float32)), torch.from_numpy(labels))
 
     base = part(0, 12, 100)
     mean = base.features.view(12, 100, 64).mean(1)
     bank = make_bank(base=12, novel=8, way=2, shot=5, dimension=64)
-    return replace(bank, base=base, novel=part(12, 20, 20), test=part(0, 20, 2000), mean=mean, std=mean)
+    return replace(bank, base=base, novel=part(12, 20, 20), test=part(0, 20, 2000), mean=mean, std=mean.clone())
 
 
 def nearest_mean_accuracy(bank: Bank) -> float:
@@ -166,7 +165,7 @@ def nearest_mean_accuracy(bank: Bank) -> float:
 def test_int8_moves_nearest_mean_accuracy_by_less_than_a_tenth_of_a_point(tmp_path):
     bank = realistic_bank()
     exact = nearest_mean_accuracy(bank)
-    assert 50 < exact < 95, "too hard or too easy to show anything"
+    assert 60 < exact < 90, "too hard or too easy to show anything"
     assert abs(nearest_mean_accuracy(load(saved(tmp_path, bank, "int8"))) - exact) < 0.1
 
 
@@ -274,7 +273,7 @@ def test_features_that_are_no_numbers_are_refused(tmp_path, name, value):
 @pytest.mark.parametrize("names", [["mean", "std"], ["mean"], ["std"], ["counts"]], ids="+".join)
 def test_statistics_for_another_number_of_classes_are_refused(tmp_path, names):
     path = damaged(tmp_path, lambda tensors, _: tensors.update({name: tensors[name][:3] for name in names}))
-    with pytest.raises(ConcmError, match=f"{path}: it has statistics of 3 base classes, the scenario has 4"):
+    with pytest.raises(ConcmError, match=f"{path}: it has statistics of"):
         load(path)
 
 
@@ -441,22 +440,31 @@ def test_published_paths_are_resolved_by_file_name(tmp_path, name, line):
     assert published(bank, write_lists(tmp_path / "lists", bank, shots, line.format)) == shots
 
 
-def test_a_published_path_is_never_taken_for_another_picture_of_the_same_file_name(tmp_path):
-    bank = renamed(make_bank(), "class_{label}/{row}.jpg")
-    place: dict[int, int] = {}
-    names = []
-    for label in bank.novel.labels.tolist():  # numbered anew in each class: class_4/0.jpg, class_5/0.jpg, …
-        place[label] = place.get(label, -1) + 1
-        names.append(f"class_{label}/{place[label]}.jpg")
-    bank = replace(bank, novel=replace(bank.novel, ids=names))
+def numbered_anew(bank: Bank, name: str) -> Bank:
+    """Candidates that have a number within their class, so that file names alone may not tell them apart."""
+    labels = bank.novel.labels.tolist()
+    numbers = [labels[:row].count(label) for row, label in enumerate(labels)]
+    ids = [
+        name.format(label=labels[row], number=number, half=number // 2, row=row) for row, number in enumerate(numbers)
+    ]
+    return replace(bank, novel=replace(bank.novel, ids=ids))
+
+
+@pytest.mark.parametrize(
+    "name", ["class_{label}/{number}.jpg", "{row}/{label}_{half}.jpg"], ids=["another class", "the same"]
+)
+def test_a_published_path_is_never_taken_for_a_picture_of_the_same_file_name(tmp_path, name):
+    bank = numbered_anew(make_bank(), name)
     shots = draw(bank, 5)
-    lists = write_lists(tmp_path / "lists", bank, shots, "data/images/{}".format)
-    try:
-        found = published(bank, lists)
-    except ConcmError as error:
-        assert "class_4" in str(error)  # noqa: PT017 - to refuse is right, too
-    else:
-        assert found == shots
+    assert published(bank, write_lists(tmp_path / "lists", bank, shots, "data/images/{}".format)) == shots
+
+
+def test_a_published_file_name_that_two_pictures_have_is_refused(tmp_path):
+    bank = numbered_anew(make_bank(novel=2), "{row}/{label}_{half}.jpg")
+    lists = write_lists(tmp_path / "lists", bank, draw(bank, 5))
+    (lists / "session_2.txt").write_text("".join(f"{label}_{at % 4}.jpg\n" for label in (4, 5) for at in range(5)))
+    with pytest.raises(ConcmError, match=rf"{lists / 'session_2.txt'} .*4_0\.jpg"):
+        published(bank, lists)
 
 
 def test_published_lists_give_fewer_shots_from_their_beginning(tmp_path):

@@ -165,7 +165,7 @@ def test_a_list_that_names_a_missing_picture_is_refused_by_path_and_picture(tmp_
 def test_a_list_without_the_right_columns_is_refused_by_path(tmp_path):
     write_files(tmp_path / "images", [name for rows in LISTED.values() for name in rows])
     write_lists(tmp_path)
-    (tmp_path / "test.csv").write_text("n0153282900000040.jpg,n01532829\n")
+    (tmp_path / "test.csv").write_text("".join(f"{name},{key}\n" for name, key in LISTED["test.csv"].items()))
     with pytest.raises(ConcmError, match=str(tmp_path / "test.csv")):
         find(tmp_path)
 
@@ -243,9 +243,7 @@ def test_a_file_in_place_of_the_folder_is_named(tmp_path):
         find(file)
 
 
-@pytest.mark.parametrize(
-    "inside", [[], ["ant"], ["train/ant", "test/ant"]], ids=["empty", "empty class", "empty parts"]
-)
+@pytest.mark.parametrize("inside", [[], ["ant"], ["train/ant", "test/ant"]], ids=["nothing", "a class", "parts"])
 def test_a_folder_without_pictures_is_named(tmp_path, inside):
     for name in inside:
         (tmp_path / name).mkdir(parents=True)

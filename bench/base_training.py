@@ -113,7 +113,7 @@ def plain(data: Pictures, backbone: str, batch: int, steps: int, device: torch.d
         drop_last=True,
         num_workers=workers,
         persistent_workers=True,
-    )  # noqa: E501
+    )
 
     def endless() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         while True:

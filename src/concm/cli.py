@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -146,6 +146,7 @@ def train(
         Read images from the memory map even if they would fit on the device.
     tensorboard
         Also log for TensorBoard.
+
     """
     from concm.backbones import find
     from concm.data.extract import extract
@@ -210,6 +211,7 @@ def features(
         Images encoded at once.
     seed
         Of the kept images and the views.
+
     """
     from concm.backbones.encoder import load
     from concm.data import scenarios
@@ -264,6 +266,7 @@ def bank(
         Take the shots from published index lists instead.
     way, shot, sessions
         Other numbers than the scenario's.
+
     """
     from concm.data.bank import bundled, load
     from concm.report import text

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Backbone:
-    """`factory` is an import path, so that listing imports nothing; without `transform` the scenario's is used, and `ready` says
-    that it comes with weights."""
+    """A recipe for a network: `factory` is an import path, so that listing them imports nothing.
+
+    Without a `transform` of its own it takes the scenario's; `ready` says that it comes with weights.
+    """
 
     name: str
     factory: str

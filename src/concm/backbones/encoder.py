@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from concm import backbones
+from concm.backbones.efficientnet_lite import EfficientNetLite
 from concm.data import augment
 from concm.data.dataset import ImageSet
 from concm.data.transform import Transform
@@ -32,19 +33,23 @@ class Encoder:
     meta: dict[str, Any]
     mirror: bool = False
 
+    def __post_init__(self) -> None:
+        self.weights = digest(self.network.state_dict())
+
     @property
     def identity(self) -> dict[str, Any]:
         """What a bank must record to be comparable: name, weights and how pictures enter."""
         return {
             "name": self.name,
-            "weights": digest(self.network.state_dict()),
+            "weights": self.weights,
             "transform": asdict(self.transform),
             "mirror": self.mirror,
         }
 
     def to(self, device: torch.device) -> Encoder:
         """Move to a device, in eval mode and in the layout that is fastest for convolutions."""
-        self.network.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)
+        network: nn.Module = self.network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        network.eval().requires_grad_(False)
         return self
 
     @property
@@ -110,18 +115,25 @@ def load(reference: str, transform: Transform, *, mirror: bool = False) -> Encod
     """A trained backbone by its file or run folder, or a registered one with ready-made weights by name."""
     path = Path(reference)
     path = path / "backbone.safetensors" if path.is_dir() else path
-    if path.suffix == ".safetensors" or path.is_file():
-        state, meta = load_tensors(path, KIND)
-        network = backbones.find(meta["name"]).build()
-        try:
-            network.load_state_dict(state)
-        except RuntimeError as error:
-            raise ConcmError(f"{path} does not hold the weights of {meta['name']}: {error}") from error
-        return Encoder(meta["name"], network, Transform.from_json(meta["transform"]), meta, mirror)
-    backbone = backbones.find(reference)
+    encoder = _trained(path, mirror) if path.suffix == ".safetensors" else _ready(reference, transform, mirror)
+    if isinstance(encoder.network, EfficientNetLite):
+        encoder.network.fold()
+    return encoder
+
+
+def _trained(path: Path, mirror: bool) -> Encoder:
+    state, meta = load_tensors(path, KIND)
+    network = backbones.find(meta["name"]).build()
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        raise ConcmError(f"{path} does not hold the weights of {meta['name']}: {error}") from error
+    return Encoder(meta["name"], network, Transform.from_json(meta["transform"]), meta, mirror)
+
+
+def _ready(name: str, transform: Transform, mirror: bool) -> Encoder:
+    backbone = backbones.find(name)
     if not backbone.ready:
-        raise Misuse(
-            f"{reference} comes without weights: train it with `concm train`, then give its file or run folder"
-        )
+        raise Misuse(f"{name} comes without weights: `concm train` it, then give its file or run folder")
     meta = {"dimension": backbone.dimension, "recipe": None}
     return Encoder(backbone.name, backbone.build(), backbone.transform or transform, meta, mirror)

@@ -34,6 +34,7 @@ class Block12(nn.Module):
         self.pool = nn.MaxPool2d(2)
 
     def forward(self, x: Tensor) -> Tensor:
+        """(n, inputs, h, w) → (n, outputs, h/2, w/2)."""
         out: Tensor = self.pool(self.activation(self.body(x) + self.shortcut(x)))
         return out
 
@@ -73,6 +74,7 @@ class BasicBlock(nn.Module):
             self.downsample = nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
+        """(n, inputs, h, w) → (n, outputs, h/stride, w/stride)."""
         straight = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
         out: Tensor = self.relu(self.bn2(self.conv2(x)) + straight)

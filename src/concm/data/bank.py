@@ -61,14 +61,15 @@ class Bank:
         fewest = _fewest(self.novel.labels, scenario)
         if fewest < scenario.shot:
             raise Misuse(f"this bank has {fewest} candidates for some novel class, so --shot can be at most {fewest}")
-        kept = {name: part.where(part.labels < classes) for name, part in (("novel", self.novel), ("test", self.test))}
-        return replace(self, scenario=scenario, **kept)
+        novel, test = (part.where(part.labels < classes) for part in (self.novel, self.test))
+        return replace(self, scenario=scenario, novel=novel, test=test)
 
     def save(self, path: Path, precision: Precision = "float16") -> None:
         """Write the bank; int8 keeps one scale and one offset per dimension, statistics stay float32."""
         tensors: dict[str, Tensor] = {"mean": self.mean, "std": self.std, "counts": self.counts}
         if precision == "int8":
-            scale, offset = _grid([self.base.features, self.novel.features, self.test.features])
+            every = [value for part in self._parts().values() for value in (part.features, part.views)]
+            scale, offset = _grid([value.flatten(0, -2) for value in every if value is not None])
             tensors |= {"scale": scale, "offset": offset}
         for name, part in self._parts().items():
             tensors[f"{name}/labels"] = part.labels.to(torch.int32)
@@ -104,7 +105,10 @@ def _grid(features: list[Tensor]) -> tuple[Tensor, Tensor]:
 def load(path: Path, scenario: str | None = None) -> Bank:
     """Read a bank, as float32; one that was made for another scenario is refused."""
     tensors, meta = load_tensors(path, KIND)
-    found = Scenario.from_json(meta["scenario"])
+    try:
+        found = Scenario.from_json(meta["scenario"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConcmError(f"{path} lacks part of a feature bank ({error}); extract it again") from error
     if scenario is not None and found.name != scenario:
         raise Misuse(f"{path} holds features of scenario {found.name}, not of {scenario}")
     try:
@@ -143,9 +147,14 @@ def _consistent(bank: Bank, path: Path) -> None:
     ):
         fits = part.features.shape == (len(part.labels), bank.dimension) and len(part.ids) in (0, len(part.labels))
         labels = set(part.labels.tolist())
+        if part.views is not None:
+            fits = fits and part.views.shape == (len(part.labels), part.views.shape[1], bank.dimension)
+            fits = fits and bool(part.views.isfinite().all())
         if not fits or not labels <= set(range(first, last)) or not part.features.isfinite().all():
             raise ConcmError(f"{path}: its {name} part does not fit scenario {bank.scenario.name}; extract it again")
-    if bank.mean.shape != bank.std.shape or len(bank.mean) != base:
+    if not (bank.mean.isfinite().all() and bank.std.isfinite().all()):
+        raise ConcmError(f"{path}: its statistics are not finite; extract it again")
+    if bank.mean.shape != bank.std.shape or not len(bank.mean) == len(bank.counts) == base:
         raise ConcmError(f"{path}: it has statistics of {len(bank.mean)} base classes, the scenario has {base}")
 
 

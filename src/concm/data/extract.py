@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from rich.progress import Progress, TaskID
 from torch import Tensor
 
 from concm.backbones.encoder import Encoder
@@ -47,17 +50,8 @@ def extract(
     with bar() as progress:
         for title, images, count in jobs:
             task = progress.add_task(title, total=len(images), note="")
-            done.append(
-                _sharded(
-                    encoder,
-                    images,
-                    fabric,
-                    count,
-                    seed,
-                    batch,
-                    lambda n, t=task: progress.advance(t, n * fabric.world_size),
-                )
-            )  # type: ignore[misc]
+            tick = partial(_tick, progress, task, fabric.world_size)
+            done.append(_sharded(encoder, images, fabric, count, seed, batch, tick))
     labels = torch.from_numpy(base.labels)
     mean, std, counts = statistics(done[0], labels, dataset.scenario.base)
     place = {row: at for at, row in enumerate(base.rows.tolist())}
@@ -103,12 +97,16 @@ def limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
     return images.where(keep)
 
 
+def _tick(progress: Progress, task: TaskID, world: int, count: int) -> None:
+    progress.advance(task, count * world)
+
+
 def _part(features: Tensor, images: ImageSet, views: Tensor | None) -> Part:
     return Part(features, torch.from_numpy(images.labels), views, images.ids)
 
 
 def _sharded(
-    encoder: Encoder, images: ImageSet, fabric: Fabric, views: int, seed: int, batch: int, tick: Any
+    encoder: Encoder, images: ImageSet, fabric: Fabric, views: int, seed: int, batch: int, tick: Callable[[int], None]
 ) -> Tensor:
     """Each process encodes every n-th image; all of them get everything."""
     world, rank = fabric.world_size, fabric.global_rank

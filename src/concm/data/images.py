@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tempfile
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,13 +17,14 @@ from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from concm.errors import ConcmError
 from concm.progress import track
 
 Broken = Literal["refuse", "skip"]
-MAX_PIXELS = 128_000_000
+MAX_PIXELS = 89_000_000
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # refused below, with a sentence
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -48,12 +50,24 @@ def decode(data: bytes | Path, side: int) -> NDArray[np.uint8]:
                     "scale it down"
                 )
             image.draft("RGB", (2 * side, 2 * side))
-            upright = _rgb(ImageOps.exif_transpose(image))
+            turn = _TURNS.get(image.getexif().get(0x0112, 1))
+            upright = _rgb(image if turn is None else image.transpose(turn))
             return np.asarray(_square(upright, side), dtype=np.uint8)
     except BrokenPicture:
         raise
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError, EOFError) as error:
+    except Exception as error:
         raise BrokenPicture(f"{name} cannot be read as a picture ({_reason(error)})") from error
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 def _reason(error: Exception) -> str:
@@ -66,7 +80,7 @@ def _rgb(image: Image.Image) -> Image.Image:
     """RGB from any mode: transparency over white, 16-bit and float greys scaled rather than clipped."""
     if image.mode in ("I;16", "I;16B", "I;16L", "I", "F"):
         grey = np.asarray(image, dtype=np.float64)
-        top = 255.0 if grey.max(initial=0) <= 255 else 65535.0
+        top = 255.0 if image.mode in ("I", "F") and grey.max(initial=0) <= 255 else 65535.0
         return Image.fromarray((grey.clip(0, top) / top * 255).round().astype(np.uint8), "L").convert("RGB")
     if image.has_transparency_data:
         layers = image.convert("RGBA")
@@ -87,6 +101,8 @@ def resized(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     """Square pictures that are in memory already, (n, h, h, 3), at `side` pixels."""
     if pixels.shape[1] == side:
         return pixels
+    if not len(pixels):
+        return np.zeros((0, side, side, 3), np.uint8)
     return np.stack([np.asarray(_square(Image.fromarray(picture), side)) for picture in pixels])
 
 
@@ -112,11 +128,14 @@ def cached(
 ) -> tuple[NDArray[np.uint8], list[int], list[str]]:
     """Decoded pictures (memory-mapped), the positions in `paths` they belong to, and complaints about skipped ones."""
     folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConcmError(f"cannot make the cache folder {folder}: {error.strerror}; set CONCM_CACHE") from error
     digests = _digests(paths, folder)
     key = hashlib.blake2b(f"{side}:{broken}:".encode() + "".join(digests).encode(), digest_size=16).hexdigest()
     pixels, notes = folder / f"{key}.npy", folder / f"{key}.json"
-    if not notes.exists():
+    if not notes.exists() or not pixels.exists():
         _decode_all(paths, side, broken, pixels, notes)
     record = json.loads(notes.read_text())
     complaints = [f"{paths[row]} {why}" for row, why in record["skipped"]]
@@ -170,6 +189,9 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 def _digests(paths: Sequence[Path], folder: Path) -> list[str]:
     """A digest of each file's content; nothing is read again while no file's size or time changed."""
+    gone = next((path for path in paths if not path.is_file()), None)
+    if gone is not None:
+        raise ConcmError(f"no picture at {gone}")
     stamps = [f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}" for path in paths for status in [path.stat()]]
     ledger = folder / f"digests-{hashlib.blake2b(chr(10).join(stamps).encode(), digest_size=16).hexdigest()}.json"
     if ledger.exists():

@@ -2,23 +2,72 @@
 
 from __future__ import annotations
 
-import codecs
 import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy._core import multiarray
+from numpy.typing import NDArray
 
 from concm.errors import ConcmError
 
+
+class _Kind:
+    """Stands for numpy.dtype, whose own state can be damaged into a crash."""
+
+    def __init__(self, name: str | bytes, *_: object) -> None:
+        text = name.decode() if isinstance(name, bytes) else name
+        if text not in ("u1", "i4", "i8"):
+            raise pickle.UnpicklingError(f"it holds an array of {text!r}")
+        self.name = text
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        if state[1] in (">", b">"):
+            self.name = f">{self.name[-2:]}"
+
+
+class _Array:
+    """Stands for numpy.ndarray: the array is made here, of plain bytes."""
+
+    value: NDArray[Any] | None = None
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, kind, fortran, data = state
+        self.fill(data, kind, shape, "F" if fortran else "C")
+
+    def fill(self, data: bytes, kind: _Kind, shape: tuple[int, ...], order: Any) -> _Array:
+        self.value = np.frombuffer(data, np.dtype(kind.name)).reshape(shape, order=order)
+        return self
+
+
+class _Reconstruct:
+    __slots__ = ()
+
+    def __call__(self, *_: object) -> _Array:
+        return _Array()
+
+
+class _FromBuffer:
+    __slots__ = ()
+
+    def __call__(self, data: bytes, kind: _Kind, shape: tuple[int, ...], order: Any) -> _Array:
+        return _Array().fill(data, kind, shape, order)
+
+
+class _Encode:
+    __slots__ = ()
+
+    def __call__(self, text: str, _: str = "latin1") -> bytes:
+        return text.encode("latin1")
+
+
 # All that numpy arrays and byte strings need; a file that asks for anything else is refused.
 _ADMITTED: dict[tuple[str, str], Any] = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("numpy.core.multiarray", "_reconstruct"): multiarray._reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): multiarray._reconstruct,
-    ("_codecs", "encode"): codecs.encode,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Kind,
+    ("_codecs", "encode"): _Encode(),
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): _Reconstruct() for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): _FromBuffer() for core in ("core", "_core")},
 }
 
 
@@ -34,6 +83,9 @@ def read_batch(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             batch = _Unpickler(file, encoding="bytes").load()
-        return {key.decode() if isinstance(key, bytes) else str(key): value for key, value in batch.items()}
-    except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError, IndexError) as error:
+        return {
+            key.decode() if isinstance(key, bytes) else str(key): value.value if isinstance(value, _Array) else value
+            for key, value in batch.items()
+        }
+    except Exception as error:
         raise ConcmError(f"{path} is not a CIFAR batch file ({error}); download cifar-100-python again") from error

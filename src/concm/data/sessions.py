@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -45,24 +46,41 @@ def draw(bank: Bank, seed: int) -> Shots:
 
 def published(bank: Bank, splits: Path) -> Shots:
     """The shots of published index lists: `session_2.txt` and on, one picture a line (TOPIC and CEC's format)."""
-    row_of = {name: row for row, name in enumerate(bank.novel.ids)}
-    row_of |= {PurePosixPath(name).name: row for name, row in list(row_of.items())}
+    find = _Finder(bank.novel.ids)
     shots: Shots = {label: [] for label in range(bank.scenario.base, len(bank.scenario.keys))}
     for session in range(1, bank.scenario.sessions + 1):
         file = splits / f"session_{session + 1}.txt"
         if not file.is_file():
             raise ConcmError(f"no index list at {file}; --splits takes the folder that holds session_2.txt and on")
         for line in file.read_text().split():
-            row = row_of.get(line, row_of.get(PurePosixPath(line).name))
-            if row is None:
-                raise ConcmError(
-                    f"{file} names {line}, which is not among the {len(bank.novel.ids)} candidates of this bank"
-                )
-            shots[int(bank.novel.labels[row])].append(row)
+            rows = find(line)
+            if len(rows) != 1:
+                count = f"{len(rows)} candidates of this bank are called so"
+                none = f"which is not among the {len(bank.novel.ids)} candidates of this bank"
+                raise ConcmError(f"{file} names {line}, {f'and {count}' if rows else none}")
+            shots[int(bank.novel.labels[rows[0]])].append(rows[0])
     short = [bank.scenario.keys[label] for label, rows in shots.items() if len(rows) < bank.scenario.shot]
     if short:
         raise ConcmError(f"{splits} has fewer than {bank.scenario.shot} shots of class {short[0]!r}")
     return {label: rows[: bank.scenario.shot] for label, rows in shots.items()}
+
+
+class _Finder:
+    """Finds pictures by the name a list gives them: by as much of its path as there is, or by file name alone."""
+
+    def __init__(self, ids: list[str]) -> None:
+        self.row_of = {name: row for row, name in enumerate(ids)}
+        self.rows_called: dict[str, list[int]] = defaultdict(list)
+        for name, row in self.row_of.items():
+            self.rows_called[PurePosixPath(name).name].append(row)
+
+    def __call__(self, line: str) -> list[int]:
+        parts = PurePosixPath(line).parts
+        for at in range(len(parts)):
+            tail = "/".join(parts[at:])
+            if tail in self.row_of:
+                return [self.row_of[tail]]
+        return self.rows_called.get(parts[-1], [])
 
 
 def sessions(bank: Bank, shots: Shots) -> Iterator[Session]:

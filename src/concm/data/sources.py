@@ -63,10 +63,12 @@ def find(root: Path, *, splits: Path | None = None, test_share: float = 0.2, see
 
 def _cifar(folder: Path) -> Source:
     meta = read_batch(folder / "meta")
-    classes = [name.decode() for name in meta["fine_label_names"]]
+    classes = [name.decode() if isinstance(name, bytes) else str(name) for name in meta["fine_label_names"]]
 
     def part(name: str) -> Pictures:
         batch = read_batch(folder / name)
+        if not batch.keys() >= {"data", "fine_labels"}:
+            raise ConcmError(f"{folder / name} is not a CIFAR-100 batch: it has no data or no fine_labels")
         labels = batch["fine_labels"]
         # Positions, not file names: the published index lists count in this order.
         ids = [str(position) for position in range(len(labels))]
@@ -81,7 +83,10 @@ def _cub(folder: Path) -> Source:
         return [line.split()[1] for line in (folder / name).read_text().splitlines() if line.strip()]
 
     chosen = {"1": _Builder(folder / "images"), "0": _Builder(folder / "images")}
-    for image, flag in zip(column("images.txt"), column("train_test_split.txt"), strict=True):
+    names, flags = column("images.txt"), column("train_test_split.txt")
+    if len(names) != len(flags) or not set(flags) <= {"0", "1"}:
+        raise ConcmError(f"{folder}: images.txt and train_test_split.txt do not fit together; download CUB again")
+    for image, flag in zip(names, flags, strict=True):
         chosen[flag].add(image, Path(image).parent.name, folder / "images" / image)
     return Source(chosen["1"].done(), chosen["0"].done())
 
@@ -93,7 +98,10 @@ def _listed(root: Path, lists: Path) -> Source:
     def part(name: str) -> Pictures:
         builder = _Builder(root)
         with (lists / name).open(newline="") as file:
-            for row in csv.DictReader(file):
+            rows = csv.DictReader(file)
+            if not {"filename", "label"} <= set(rows.fieldnames or ()):
+                raise ConcmError(f"{lists / name} should begin with the line filename,label")
+            for row in rows:
                 if row["filename"] not in where:
                     raise ConcmError(f"{lists / name} lists {row['filename']}, which is nowhere under {root}")
                 builder.add(row["filename"], row["label"], where[row["filename"]])
@@ -103,12 +111,11 @@ def _listed(root: Path, lists: Path) -> Source:
 
 
 def _folders(root: Path, test_share: float, seed: int) -> Source:
-    """Class folders under train/ and test/ (or val/), or directly under `root` with a test part drawn from each class."""
-    train = root / "train"
-    test = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
-    if train.is_dir() and test is not None:
+    """Class folders under train/ and test/ (or val/), or under `root` itself, with a test share drawn of each class."""
+    train, test = (next((root / name for name in names if _has_folders(root / name)), None) for names in _PARTS)
+    if train is not None and test is not None:
         return Source(_class_folders(train), _class_folders(test))
-    everything = _class_folders(train if train.is_dir() else root)
+    everything = _class_folders(train or root)
     by_class: dict[str, list[int]] = defaultdict(list)
     for row, key in enumerate(everything.keys):
         by_class[key].append(row)
@@ -121,6 +128,13 @@ def _folders(root: Path, test_share: float, seed: int) -> Source:
         held += sorted(shuffled[:cut])
         kept += sorted(shuffled[cut:])
     return Source(everything.take(kept), everything.take(held))
+
+
+_PARTS = (("train",), ("test", "val"))
+
+
+def _has_folders(root: Path) -> bool:
+    return root.is_dir() and any(path.is_dir() for path in root.iterdir())
 
 
 def _class_folders(root: Path) -> Pictures:

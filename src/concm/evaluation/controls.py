@@ -19,4 +19,7 @@ def nearest_mean(bank: Bank, draws: Iterable[Shots]) -> list[list[dict[str, floa
 
 def average(rows: list[list[dict[str, float]]]) -> list[dict[str, float]]:
     """The mean over draws, session by session."""
-    return [{name: sum(row[name] for row in session) / len(session) for name in METRICS} for session in zip(*rows, strict=True)]
+    return [
+        {name: sum(row[name] for row in session) / len(session) for name in METRICS}
+        for session in zip(*rows, strict=True)
+    ]

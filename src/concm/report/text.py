@@ -67,7 +67,7 @@ def show_bank(bank: Bank, *, draws: int = 5, seed: int = 0, splits: Path | None 
     say(f"backbone {bank.encoder['name']} ({bank.encoder['weights']}), {bank.dimension} dimensions{mirror}")
     for name, part in (("base", bank.base), ("novel", bank.novel), ("test", bank.test)):
         views = f", {part.views.shape[1]} views each" if part.views is not None else ""
-        say(f"  {name:5} {len(part.labels):6} images of {len(part.labels.unique()):4} classes{views}")
+        say(f"  {name:5} {len(part.labels):6} images of {len(set(part.labels.tolist())):4} classes{views}")
     chosen = [published(bank, splits)] if splits else [draw(bank, seed + at) for at in range(draws)]
     rows = nearest_mean(bank, track(chosen, "nearest class mean"))
     source = f"shots of {splits}" if splits else f"mean ± spread of {draws} draws"

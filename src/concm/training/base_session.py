@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-import signal
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -25,10 +20,11 @@ from concm.backbones.encoder import Encoder
 from concm.data.augment import RANDOMS
 from concm.data.dataset import Dataset
 from concm.errors import ConcmError, Misuse
-from concm.progress import bar, console
+from concm.progress import bar
 from concm.training import checkpoint
 from concm.training.distributed import GlobalBatchNorm2d
 from concm.training.feed import Feed
+from concm.training.log import Log, interruptible, resume_command
 from concm.training.objective import Objective
 from concm.training.recipe import Recipe
 
@@ -67,15 +63,16 @@ class BaseSession:
         optimizer = _optimizer(model, recipe, fabric.device)
         identity = {"scenario": self.dataset.scenario.name, "backbone": self.backbone, "recipe": recipe.to_json()}
         start = checkpoint.load(file, model, optimizer, identity) if resume else 0
-        step_of = torch.compile(model, dynamic=False) if self.compiled else model
+        # CUDA graphs: a step is hundreds of small kernels, and launching them one by one costs a third of the time.
+        step_of: Any = torch.compile(model, dynamic=False, mode="reduce-overhead") if self.compiled else model
         wrapped, wrapped_optimizer = fabric.setup(step_of, optimizer)
         feed = Feed(images, fabric.device, resident=self.resident)
-        log = _Log(self.out, fabric.is_global_zero, self.tensorboard, append=resume)
+        log = Log(self.out, fabric.is_global_zero, self.tensorboard, append=resume)
         sums: dict[str, Tensor] = {}
         begun = saved = time.perf_counter()
         first = fabric.global_rank * (self._batch // fabric.world_size)
         orders = self._orders(len(images), start, steps, steps_an_epoch)
-        with _interruptible() as stop, log, bar(transient=False) as progress:
+        with interruptible() as stop, log, bar(transient=False) as progress:
             task = progress.add_task("base session", total=steps, completed=start, note="")
             for step, (pixels, labels) in enumerate(feed.batches(orders), start):
                 rate = recipe.lr * _schedule(step, steps, recipe.warmup * steps_an_epoch)
@@ -94,14 +91,23 @@ class BaseSession:
                     row |= {"epoch": done // steps_an_epoch, "step": done, "lr": rate}
                     log.write({**row, "images_per_second": speed, "seconds": elapsed})
                     progress.update(task, note=f"loss {row['loss']:.3f}  {speed:,.0f} images/s")
-                if stop or time.perf_counter() - saved > CHECKPOINT_SECONDS:
+                stopping = done < steps and self._agreed(bool(stop), done)
+                if stopping or time.perf_counter() - saved > CHECKPOINT_SECONDS:
                     saved = time.perf_counter()
                     if fabric.is_global_zero:
                         checkpoint.save(file, model, optimizer, {**identity, "step": done})
-                    if stop and done < steps:
-                        raise Interrupted(f"interrupted at step {done} of {steps}; go on with: {_resume_command()}")
+                    if stopping:
+                        raise Interrupted(f"interrupted at step {done} of {steps}; go on with: {resume_command()}")
         seconds = time.perf_counter() - begun
         return self._finish(model, images_seen=(steps - start) * self._batch, seconds=seconds, file=file)
+
+    def _agreed(self, stop: bool, step: int) -> bool:
+        """Whether to stop here: several processes ask each other now and then, since they must stop together."""
+        if self.fabric.world_size == 1:
+            return stop
+        if step % 10:
+            return False
+        return bool(self.fabric.all_reduce(torch.tensor(float(stop)), reduce_op="sum"))
 
     @property
     def _batch(self) -> int:
@@ -112,9 +118,10 @@ class BaseSession:
         world = self.fabric.world_size
         if self._batch % world:
             raise Misuse(f"--batch {self._batch} is the batch over all processes and must divide by {world}")
-        if resume and not file.exists():
-            raise Misuse(f"nothing to resume: no checkpoint at {file}")
         finished = self.out / "backbone.safetensors"
+        if resume and not file.exists():
+            why = "the run is finished" if finished.exists() else f"no checkpoint at {file}"
+            raise Misuse(f"nothing to resume: {why}")
         if not resume and (file.exists() or finished.exists()):
             raise Misuse(f"{self.out} already holds a run; add --resume to go on with it, or choose another --out")
 
@@ -133,7 +140,7 @@ class BaseSession:
         return model.to(self.fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def _orders(self, count: int, start: int, steps: int, an_epoch: int) -> Iterator[NDArray[np.int64]]:
-        """This process's share of every global batch, from step `start` on: a fresh shuffle each epoch."""
+        """The share of this process in every global batch, from step `start` on: a fresh shuffle each epoch."""
         share = self._batch // self.fabric.world_size
         first = self.fabric.global_rank * share
         order = np.empty(0, np.int64)
@@ -205,70 +212,3 @@ def _schedule(step: int, steps: int, warmup: float) -> float:
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, steps - warmup)))
-
-
-def _resume_command() -> str:
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return " ".join(words if "--resume" in words else [*words, "--resume"])
-
-
-@contextmanager
-def _interruptible() -> Iterator[list[int]]:
-    """Ctrl-C between two steps: the first one asks the loop to stop, a second one breaks off at once."""
-    pressed: list[int] = []
-
-    def press(number: int, frame: FrameType | None) -> None:
-        if pressed:
-            raise KeyboardInterrupt
-        pressed.append(number)
-
-    try:
-        before = signal.signal(signal.SIGINT, press)
-    except ValueError:  # not in the main thread
-        yield pressed
-        return
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-class _Log:
-    """A JSONL row an epoch, the same rows for TensorBoard, and a line now and then where no bar is shown."""
-
-    def __init__(self, out: Path, writes: bool, tensorboard: bool, append: bool) -> None:
-        self.out, self.writes, self.append = out, writes, append
-        self.board: Any = None
-        if tensorboard and writes:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                raise Misuse("--tensorboard needs the package tensorboard: pip install tensorboard") from error
-            self.board = SummaryWriter(str(out / "tensorboard"))  # type: ignore[no-untyped-call]
-        self.spoke = time.perf_counter()
-
-    def __enter__(self) -> None:
-        if self.writes:
-            self.out.mkdir(parents=True, exist_ok=True)
-            self.file = (self.out / "log.jsonl").open("a" if self.append else "w")
-
-    def __exit__(self, *error: object) -> None:
-        if self.writes:
-            self.file.close()
-        if self.board is not None:
-            self.board.close()
-
-    def write(self, row: dict[str, Any]) -> None:
-        if not self.writes:
-            return
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
-        if self.board is not None:
-            for name, value in row.items():
-                self.board.add_scalar(name, value, row["step"])
-        if not sys.stderr.isatty() and time.perf_counter() - self.spoke > 10:
-            self.spoke = time.perf_counter()
-            speed = f"{row['images_per_second']:,.0f} images/s"
-            console.print(
-                f"epoch {row['epoch']}: loss {row['loss']:.3f}, {speed}, {row['seconds']:.0f} s", highlight=False
-            )

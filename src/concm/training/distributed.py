@@ -24,16 +24,16 @@ class _Sum(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         total = gradient.clone().contiguous()
         dist.all_reduce(total)
         return total
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def total(value: Tensor) -> Tensor:
     """The sum over processes, differentiable."""
-    out: Tensor = _Sum.apply(value)
+    out: Tensor = _Sum.apply(value)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -43,16 +43,20 @@ def gather(value: Tensor) -> Tensor:
         return value
     everything = value.new_zeros(processes(), *value.shape)
     everything[dist.get_rank()] = value
-    return total(everything).flatten(0, 1)
+    rows: Tensor = total(everything).flatten(0, 1)
+    return rows
 
 
 class GlobalBatchNorm2d(nn.BatchNorm2d):
     """Batch normalisation over the global batch, on any device (torch's own synchronised one is for CUDA alone)."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """(n, c, h, w), this process's share of the batch."""
         if not self.training or processes() == 1:
             return super().forward(x)
-        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
         values = x.float()
         count = x.numel() / x.shape[1] * processes()
         mean = total(values.sum((0, 2, 3))) / count
@@ -64,7 +68,8 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
             self.running_mean.lerp_(mean, momentum)
             self.running_var.lerp_(variance * count / (count - 1), momentum)
         scale = (variance + self.eps).rsqrt() * self.weight
-        return (centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)).to(x.dtype)
+        out: Tensor = centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+        return out.to(x.dtype)
 
     @classmethod
     def convert(cls, network: nn.Module) -> None:

@@ -22,6 +22,7 @@ class Head(nn.Module):
         self.linear = nn.Linear(dimension, outputs, bias=not self.cosine)
 
     def forward(self, features: Tensor) -> Tensor:
+        """(n, d) → (n, outputs)."""
         if self.cosine:
             return 16 * F.linear(F.normalize(features), F.normalize(self.linear.weight))
         out: Tensor = self.linear(features)

@@ -146,7 +146,6 @@ def train(
         Read images from the memory map even if they would fit on the device.
     tensorboard
         Also log for TensorBoard.
-
     """
     from concm.backbones import find
     from concm.data.extract import extract
@@ -211,7 +210,6 @@ def features(
         Images encoded at once.
     seed
         Of the kept images and the views.
-
     """
     from concm.backbones.encoder import load
     from concm.data import scenarios
@@ -253,6 +251,7 @@ def bank(
     way: int | None = None,
     shot: int | None = None,
     sessions: int | None = None,
+    figure: Path | None = None,
 ) -> None:
     """Say what a feature bank holds, and nearest-class-mean accuracy by session.
 
@@ -266,13 +265,16 @@ def bank(
         Take the shots from published index lists instead.
     way, shot, sessions
         Other numbers than the scenario's.
-
+    figure
+        Also draw the accuracies by session into this file (.png, .svg, .pdf).
     """
+    if draws < 1:
+        raise Misuse(f"--draws must be at least 1, not {draws}")
     from concm.data.bank import bundled, load
     from concm.report import text
 
     chosen = (load(file) if file else bundled()).vary(way=way, shot=shot, sessions=sessions)
-    text.show_bank(chosen, draws=draws, seed=seed, splits=splits)
+    text.show_bank(chosen, draws=draws, seed=seed, splits=splits, figure=figure)
 
 
 @app.command

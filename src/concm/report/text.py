@@ -15,6 +15,7 @@ from concm.data.scenarios import Scenario
 from concm.data.sessions import draw, published
 from concm.evaluation.controls import METRICS, nearest_mean
 from concm.progress import track
+from concm.report.figures import by_session
 
 _out = Console(highlight=False, soft_wrap=True)
 
@@ -59,8 +60,10 @@ def show_run(encoder: Encoder, path: Path) -> None:
     )
 
 
-def show_bank(bank: Bank, *, draws: int = 5, seed: int = 0, splits: Path | None = None) -> None:
-    """What a bank holds, and nearest-class-mean accuracy by session over several draws."""
+def show_bank(
+    bank: Bank, *, draws: int = 5, seed: int = 0, splits: Path | None = None, figure: Path | None = None
+) -> None:
+    """What a bank holds, and nearest-class-mean accuracy by session over several draws, also as a picture."""
     s = bank.scenario
     say(f"{s.name}: {s.base} base classes, then {s.sessions} sessions of {s.way}-way {s.shot}-shot")
     mirror = ", averaged with the mirror image" if bank.encoder["mirror"] else ""
@@ -80,3 +83,6 @@ def show_bank(bank: Bank, *, draws: int = 5, seed: int = 0, splits: Path | None 
             cells.append("" if index == 0 and novel_only else f"{values.mean():.2f} ± {values.std():.2f}")
         table.add_row(str(index), str(s.seen(index)), *cells)
     _out.print(table)
+    if figure is not None:
+        by_session(s, rows, figure, f"{s.name}, nearest class mean, {bank.encoder['name']}")
+        say(f"wrote {figure}")

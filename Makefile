@@ -1,0 +1,48 @@
+# Two commands matter: `make demo` and `make test`. Both set up .venv first (a few minutes, once).
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt
+
+.PHONY: demo test lint bench docs clean
+
+demo: .venv/installed  ## what the bundled bank holds, and the control's accuracy by session (seconds)
+	@echo "Running the main job on the bundled CIFAR-100 bank: about 10 seconds."
+	$(BIN)/concm bank
+
+test: .venv/developed  ## all tests (about 5 minutes on two cores)
+	@echo "Running all tests: about 5 minutes on two cores."
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+lint: .venv/developed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/benched  ## speed of the base session, as ratios (minutes; meant for a GPU)
+	$(BIN)/python bench/base_training.py
+
+docs: .venv/documented  ## the documentation as a site in site/
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf .venv site
+
+.venv/bin/python:
+	@echo "Setting up .venv: 2 to 5 minutes the first time, most of it for torch."
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) -e .
+	@touch $@
+
+.venv/developed: .venv/installed
+	$(PIP) -e ".[dev]"
+	@touch $@
+
+.venv/benched: .venv/installed
+	$(PIP) -e ".[bench]"
+	@touch $@
+
+.venv/documented: .venv/installed
+	$(PIP) -e ".[docs]"
+	@touch $@

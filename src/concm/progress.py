@@ -1,20 +1,56 @@
-"""Progress for long jobs: one rich bar, on standard error, silent where nobody watches."""
+"""Progress for long jobs, on standard error: a live bar in a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sized
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 T = TypeVar("T")
-console = Console(stderr=True)
+SECONDS_BETWEEN_LINES = 10.0
+_console = Console(stderr=True)
+
+
+class _Lines(Progress):
+    """The same progress where nothing can be redrawn."""
+
+    def __init__(self) -> None:
+        super().__init__(console=_console, disable=True)
+        self._spoke = time.monotonic()
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        super().update(task_id, **changes)
+        self._speak(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        self._speak(task_id)
+
+    def _speak(self, task_id: TaskID) -> None:
+        if time.monotonic() - self._spoke > SECONDS_BETWEEN_LINES:
+            self._spoke = time.monotonic()
+            task = self._tasks[task_id]
+            total = f" of {task.total:,.0f}" if task.total is not None else ""
+            line = f"{task.description}: {task.completed:,.0f}{total}  {task.fields['note']}"
+            sys.stderr.write(line.rstrip() + "\n")
 
 
 def bar(*, transient: bool = True) -> Progress:
-    """A progress display; in a log file it prints nothing, so that logs stay readable."""
+    """A display of tasks, each with a `note` of its own beside the time that is left."""
+    if not sys.stderr.isatty():
+        return _Lines()
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -23,9 +59,8 @@ def bar(*, transient: bool = True) -> Progress:
         TextColumn("left"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
-        console=console,
+        console=_console,
         transient=transient,
-        disable=not sys.stderr.isatty(),
     )
 
 

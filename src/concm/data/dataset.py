@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -45,12 +46,12 @@ class Dataset:
     train: ImageSet
     test: ImageSet
 
-    @property
+    @cached_property
     def base(self) -> ImageSet:
         """What the base session may train on."""
         return self.train.of_classes(self.scenario.classes_of(0))
 
-    @property
+    @cached_property
     def novel(self) -> ImageSet:
         """The candidates that shots are drawn from."""
         return self.train.of_classes(range(self.scenario.base, len(self.scenario.keys)))

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from concm.progress import bar
 from concm.training import checkpoint
 from concm.training.distributed import GlobalBatchNorm2d
 from concm.training.feed import Feed
-from concm.training.log import Log, interruptible, resume_command
+from concm.training.log import Log, Meter, interruptible, resume_command
 from concm.training.objective import Objective
 from concm.training.recipe import Recipe
 
@@ -53,44 +54,35 @@ class BaseSession:
         """Train to the last epoch and write `backbone.safetensors`; returns the encoder that was written."""
         file = self.out / "checkpoint.safetensors"
         self._check(file, resume)
-        images = self.dataset.base
         recipe, fabric = self.recipe, self.fabric
-        steps_an_epoch = len(images) // self._batch
-        steps = recipe.epochs * steps_an_epoch
+        an_epoch = len(self.dataset.base) // self.batch
+        steps = recipe.epochs * an_epoch
         torch.manual_seed(recipe.seed)
         model = self._model()
         # Before the step is compiled or wrapped, so that names and objects are the plain ones throughout.
         optimizer = _optimizer(model, recipe, fabric.device)
         identity = {"scenario": self.dataset.scenario.name, "backbone": self.backbone, "recipe": recipe.to_json()}
         start = checkpoint.load(file, model, optimizer, identity) if resume else 0
-        # CUDA graphs: a step is hundreds of small kernels, and launching them one by one costs a third of the time.
+        # CUDA graphs, because a step is hundreds of small kernels and launching each costs time.
         step_of: Any = torch.compile(model, dynamic=False, mode="reduce-overhead") if self.compiled else model
         wrapped, wrapped_optimizer = fabric.setup(step_of, optimizer)
-        feed = Feed(images, fabric.device, resident=self.resident)
+        feed = Feed(self.dataset.base, fabric.device, resident=self.resident)
+        meter = Meter(start, an_epoch, self.batch)
+        saved = meter.begun
         log = Log(self.out, fabric.is_global_zero, self.tensorboard, append=resume)
-        sums: dict[str, Tensor] = {}
-        begun = saved = time.perf_counter()
-        first = fabric.global_rank * (self._batch // fabric.world_size)
-        orders = self._orders(len(images), start, steps, steps_an_epoch)
         with interruptible() as stop, log, bar(transient=False) as progress:
             task = progress.add_task("base session", total=steps, completed=start, note="")
-            for step, (pixels, labels) in enumerate(feed.batches(orders), start):
-                rate = recipe.lr * _schedule(step, steps, recipe.warmup * steps_an_epoch)
+            for step, (pixels, labels) in enumerate(feed.batches(self._orders(start, steps, an_epoch)), start):
+                rate = recipe.lr * _schedule(step, steps, min(recipe.warmup, recipe.epochs / 4) * an_epoch)
                 for group in optimizer.param_groups:
                     group["lr"] = rate
-                losses = self._step(wrapped, wrapped_optimizer, pixels, labels, self._random(step), first)
-                for name, value in losses.items():
-                    sums[name] = sums.get(name, torch.zeros_like(value)) + value.detach()
+                meter.add(self._step(wrapped, wrapped_optimizer, pixels, labels, self._random(step)))
                 done = step + 1
                 progress.update(task, completed=done)
-                if done % steps_an_epoch == 0:
-                    elapsed = time.perf_counter() - begun
-                    speed = (done - start) * self._batch / elapsed
-                    row = {name: float(value) / steps_an_epoch for name, value in sums.items()}
-                    sums.clear()
-                    row |= {"epoch": done // steps_an_epoch, "step": done, "lr": rate}
-                    log.write({**row, "images_per_second": speed, "seconds": elapsed})
-                    progress.update(task, note=f"loss {row['loss']:.3f}  {speed:,.0f} images/s")
+                if done % an_epoch == 0:
+                    row = meter.row(done)
+                    log.write({**row, "lr": rate})
+                    progress.update(task, note=f"loss {row['loss']:.3f}  {row['images_per_second']:,.0f} images/s")
                 stopping = done < steps and self._agreed(bool(stop), done)
                 if stopping or time.perf_counter() - saved > CHECKPOINT_SECONDS:
                     saved = time.perf_counter()
@@ -98,8 +90,7 @@ class BaseSession:
                         checkpoint.save(file, model, optimizer, {**identity, "step": done})
                     if stopping:
                         raise Interrupted(f"interrupted at step {done} of {steps}; go on with: {resume_command()}")
-        seconds = time.perf_counter() - begun
-        return self._finish(model, images_seen=(steps - start) * self._batch, seconds=seconds, file=file)
+        return self._finish(model, meter.row(steps), file)
 
     def _agreed(self, stop: bool, step: int) -> bool:
         """Whether to stop here: several processes ask each other now and then, since they must stop together."""
@@ -107,17 +98,24 @@ class BaseSession:
             return stop
         if step % 10:
             return False
-        return bool(self.fabric.all_reduce(torch.tensor(float(stop)), reduce_op="sum"))
+        votes = self.fabric.all_reduce(torch.tensor(float(stop), device=self.fabric.device), reduce_op="sum")
+        return bool(votes)
 
-    @property
-    def _batch(self) -> int:
+    @cached_property
+    def batch(self) -> int:
         """The global batch; a folder smaller than that is one batch."""
         return min(self.recipe.batch, len(self.dataset.base))
 
+    @cached_property
+    def share(self) -> slice:
+        """The part of every global batch that is this process's."""
+        size = self.batch // self.fabric.world_size
+        return slice(self.fabric.global_rank * size, (self.fabric.global_rank + 1) * size)
+
     def _check(self, file: Path, resume: bool) -> None:
         world = self.fabric.world_size
-        if self._batch % world:
-            raise Misuse(f"--batch {self._batch} is the batch over all processes and must divide by {world}")
+        if self.batch % world:
+            raise Misuse(f"--batch {self.batch} is the batch over all processes and must divide by {world}")
         finished = self.out / "backbone.safetensors"
         if resume and not file.exists():
             why = "the run is finished" if finished.exists() else f"no checkpoint at {file}"
@@ -139,47 +137,40 @@ class BaseSession:
         model = Objective(network, backbone.dimension, self.dataset.scenario.base, self.dataset.transform, self.recipe)
         return model.to(self.fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
-    def _orders(self, count: int, start: int, steps: int, an_epoch: int) -> Iterator[NDArray[np.int64]]:
+    def _orders(self, start: int, steps: int, an_epoch: int) -> Iterator[NDArray[np.int64]]:
         """The share of this process in every global batch, from step `start` on: a fresh shuffle each epoch."""
-        share = self._batch // self.fabric.world_size
-        first = self.fabric.global_rank * share
+        count = len(self.dataset.base)
         order = np.empty(0, np.int64)
         for step in range(start, steps):
             epoch, at = divmod(step, an_epoch)
             if at == 0 or step == start:
                 order = np.random.default_rng((self.recipe.seed, epoch)).permutation(count)
-            yield order[at * self._batch + first :][:share]
+            yield order[at * self.batch : (at + 1) * self.batch][self.share]
 
     def _random(self, step: int) -> Tensor:
         """Uniform numbers for this process's share of the global batch: a function of seed and step alone."""
         device = self.fabric.device
         generator = torch.Generator(device).manual_seed(self.recipe.seed * 1_000_003 + step)
-        share = self._batch // self.fabric.world_size
-        numbers = torch.rand(self._batch, 2, RANDOMS, generator=generator, device=device)
-        return numbers[self.fabric.global_rank * share :][:share]
+        return torch.rand(self.batch, 2, RANDOMS, generator=generator, device=device)[self.share]
 
-    def _step(
-        self, model: Any, optimizer: Any, pixels: Tensor, labels: Tensor, random: Tensor, first: int
-    ) -> dict[str, Tensor]:
+    def _step(self, model: Any, optimizer: Any, pixels: Tensor, labels: Tensor, random: Tensor) -> dict[str, Tensor]:
         try:
-            losses: dict[str, Tensor] = model(pixels, labels, random, first)
+            losses: dict[str, Tensor] = model(pixels, labels, random, self.share.start)
             self.fabric.backward(losses["loss"])
             optimizer.step()
             optimizer.zero_grad()
             return losses
         except torch.cuda.OutOfMemoryError as error:
-            raise ConcmError(
-                f"the device is out of memory at --batch {self._batch}; try --batch {self._batch // 2}"
-            ) from error
+            sentence = f"the device is out of memory at --batch {self.batch}; try --batch {self.batch // 2}"
+            raise ConcmError(sentence) from error
 
-    def _finish(self, model: Objective, images_seen: int, seconds: float, file: Path) -> Encoder:
-        scenario = self.dataset.scenario
+    def _finish(self, model: Objective, last: dict[str, float], file: Path) -> Encoder:
         meta = {
             "dimension": backbones.find(self.backbone).dimension,
-            "scenario": scenario.name,
+            "scenario": self.dataset.scenario.name,
             "recipe": self.recipe.to_json(),
-            "seconds": round(seconds, 1),
-            "images_per_second": round(images_seen / seconds) if seconds else 0,
+            "seconds": round(last["seconds"], 1),
+            "images_per_second": round(last["images_per_second"]),
             "base_accuracy": round(head_accuracy(model, self.dataset), 2),
         }
         encoder = Encoder(self.backbone, model.backbone, self.dataset.transform, meta)

@@ -12,12 +12,37 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from torch import Tensor
+
 from concm.errors import Misuse
-from concm.progress import console
+
+
+class Meter:
+    """Sums losses on the device, so that nothing waits for them but an epoch's end, and counts pictures."""
+
+    def __init__(self, start: int, an_epoch: int, batch: int) -> None:
+        self.start, self.an_epoch, self.batch = start, an_epoch, batch
+        self.begun = time.perf_counter()
+        self._sums: dict[str, Tensor] = {}
+        self._count = 0
+
+    def add(self, losses: dict[str, Tensor]) -> None:
+        """One step's losses."""
+        for name, value in losses.items():
+            self._sums[name] = self._sums.get(name, 0) + value.detach()
+        self._count += 1
+
+    def row(self, step: int) -> dict[str, float]:
+        """Mean losses since the last row, and speed and time since the start."""
+        losses = {name: float(value) / self._count for name, value in self._sums.items()}
+        self._sums, self._count = {}, 0
+        seconds = time.perf_counter() - self.begun
+        speed = (step - self.start) * self.batch / seconds
+        return {"epoch": step // self.an_epoch, "step": step, **losses, "images_per_second": speed, "seconds": seconds}
 
 
 class Log:
-    """A JSONL row an epoch, the same rows for TensorBoard, and a line now and then where no bar is shown."""
+    """A JSONL row an epoch, and the same rows for TensorBoard."""
 
     def __init__(self, out: Path, writes: bool, tensorboard: bool, append: bool) -> None:
         self.out, self.writes, self.append = out, writes, append
@@ -28,7 +53,6 @@ class Log:
             except ImportError as error:
                 raise Misuse("--tensorboard needs the package tensorboard: pip install tensorboard") from error
             self.board = SummaryWriter(str(out / "tensorboard"))
-        self.spoke = time.perf_counter()
 
     def __enter__(self) -> None:
         if self.writes:
@@ -50,12 +74,6 @@ class Log:
         if self.board is not None:
             for name, value in row.items():
                 self.board.add_scalar(name, value, row["step"])
-        if not sys.stderr.isatty() and time.perf_counter() - self.spoke > 10:
-            self.spoke = time.perf_counter()
-            speed = f"{row['images_per_second']:,.0f} images/s"
-            console.print(
-                f"epoch {row['epoch']}: loss {row['loss']:.3f}, {speed}, {row['seconds']:.0f} s", highlight=False
-            )
 
 
 @contextmanager

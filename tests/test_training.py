@@ -380,9 +380,7 @@ def refusal(capsys, *words: object, code: int) -> str:
     ],
     ids=["rate", "several settings", "backbone", "scenario"],
 )
-def test_the_checkpoint_of_another_run_is_refused_with_what_differs(
-    data, interrupted, capsys, options, more, differs
-):
+def test_the_checkpoint_of_another_run_is_refused_with_what_differs(data, interrupted, capsys, options, more, differs):
     words = training(data, interrupted, "--resume", *more, **options)
     assert differs in refusal(capsys, *words, code=1)
 

@@ -1,0 +1,107 @@
+"""Simplex equiangular tight frames (ETFs): the target structures that features are matched to.
+
+A structure is (n, d): one unit vector a class, every two of them at the same, largest possible angle (Eq. 6). It
+lives in n − 1 dimensions, so any d ≥ n − 1 will do. Everything is computed in float64, where the theorem is exact.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from concm.errors import Misuse
+
+
+def nearest(means: Tensor) -> Tensor:
+    """The ETF that matches the class means (n, d) best (Theorem 1): no other one has a larger sum of inner products.
+
+    The means are normalised first. Directions in which they do not differ are filled in arbitrarily, so it is an
+    ETF whatever the means are: fewer than the dimension, nearly equal, or the same.
+    """
+    count, dimension = means.shape
+    _fits(count, dimension)
+    unit = F.normalize(means.double(), dim=1)
+    if count == 1:
+        return unit.to(means.dtype)
+    basis = _centred_basis(count, unit.device)
+    left, _, right = torch.linalg.svd(basis.T @ unit, full_matrices=False)
+    return _frame(basis, left @ right).to(means.dtype)
+
+
+def random(count: int, dimension: int, generator: torch.Generator) -> Tensor:
+    """An ETF in a random position: float64, on the generator's device."""
+    _fits(count, dimension)
+    noise = torch.randn(dimension, max(1, count - 1), generator=generator, device=generator.device, dtype=torch.float64)
+    rows = torch.linalg.qr(noise).Q.T
+    return rows if count == 1 else _frame(_centred_basis(count, rows.device), rows)
+
+
+def assigned(means: Tensor, targets: Tensor) -> Tensor:
+    """The targets (m, d), m ≥ n, in the order that matches the means (n, d) best: the Hungarian assignment, (n, d)."""
+    similarity = F.normalize(means.double(), dim=1) @ targets.double().T
+    order = assignment(-similarity.cpu().numpy())
+    return targets[torch.from_numpy(order).to(targets.device)].to(means.dtype)
+
+
+def matching_rate(means: Tensor, structure: Tensor) -> float:
+    """Mean cosine between class means and their structure vectors (SMR)."""
+    return float(F.cosine_similarity(means.double(), structure.double(), dim=1).mean())
+
+
+def widen(vectors: Tensor, dimension: int) -> Tensor:
+    """(…, d) → (…, dimension) by zeros: every inner product stays as it is."""
+    return F.pad(vectors, (0, dimension - vectors.shape[-1]))
+
+
+def _fits(count: int, dimension: int) -> None:
+    if count < 1 or count > dimension + 1:
+        raise Misuse(f"a simplex of {count} classes needs at least {count - 1} dimensions, not {dimension}")
+
+
+def _frame(basis: Tensor, rows: Tensor) -> Tensor:
+    """The ETF (n, d) that orthonormal rows (n − 1, d) span."""
+    count = len(basis)
+    return (count / (count - 1)) ** 0.5 * (basis @ rows)
+
+
+def _centred_basis(count: int, device: torch.device) -> Tensor:
+    """An orthonormal basis (n, n − 1) of the vectors that sum to zero (Helmert's): centring without its null space."""
+    rank = torch.arange(1, count, dtype=torch.float64, device=device)
+    basis = -torch.triu(torch.ones(count, count - 1, dtype=torch.float64, device=device))
+    basis[1:] += rank.diag()
+    basis /= (rank * (rank + 1)).sqrt()
+    return basis
+
+
+def assignment(cost: NDArray[np.float64]) -> NDArray[np.int64]:
+    """For each row of (n, m), n ≤ m, its column in the cheapest one-to-one assignment (shortest augmenting paths)."""
+    rows, columns = cost.shape
+    row_price, column_price = np.zeros(rows), np.zeros(columns)
+    owner = np.full(columns, -1)
+    for start in range(rows):
+        distance = np.full(columns, np.inf)
+        came_from = np.full(columns, -1)
+        done = np.zeros(columns, dtype=bool)
+        row, column, reached = start, -1, 0.0
+        while row >= 0:
+            through = reached + cost[row] - row_price[row] - column_price
+            shorter = ~done & (through < distance)
+            distance[shorter], came_from[shorter] = through[shorter], column
+            column = int(np.where(done, np.inf, distance).argmin())
+            reached = distance[column]
+            done[column] = True
+            row = owner[column]
+        settled = done & (owner >= 0)
+        row_price[owner[settled]] += reached - distance[settled]
+        row_price[start] += reached
+        column_price[done] -= reached - distance[done]
+        while column >= 0:
+            before = came_from[column]
+            owner[column] = owner[before] if before >= 0 else start
+            column = before
+    result = np.empty(rows, dtype=np.int64)
+    result[owner[owner >= 0]] = np.flatnonzero(owner >= 0)
+    return result

@@ -6,6 +6,8 @@ lives in n − 1 dimensions, so any d ≥ n − 1 will do. Everything is compute
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -64,7 +66,7 @@ def _fits(count: int, dimension: int) -> None:
 def _frame(basis: Tensor, rows: Tensor) -> Tensor:
     """The ETF (n, d) that orthonormal rows (n − 1, d) span."""
     count = len(basis)
-    return (count / (count - 1)) ** 0.5 * (basis @ rows)
+    return math.sqrt(count / (count - 1)) * (basis @ rows)
 
 
 def _centred_basis(count: int, device: torch.device) -> Tensor:
@@ -72,8 +74,7 @@ def _centred_basis(count: int, device: torch.device) -> Tensor:
     rank = torch.arange(1, count, dtype=torch.float64, device=device)
     basis = -torch.triu(torch.ones(count, count - 1, dtype=torch.float64, device=device))
     basis[1:] += rank.diag()
-    basis /= (rank * (rank + 1)).sqrt()
-    return basis
+    return basis / (rank * (rank + 1)).sqrt()
 
 
 def assignment(cost: NDArray[np.float64]) -> NDArray[np.int64]:

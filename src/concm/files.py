@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -69,11 +70,5 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
         state.update(f"{name}:{value.dtype}:{tuple(value.shape)}".encode())
-        state.update(value.flatten().view(dtype=_bytes(value)).numpy().tobytes())
+        state.update(value.flatten().view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
-
-
-def _bytes(value: Tensor) -> Any:
-    import torch
-
-    return torch.uint8 if value.dtype != torch.bool else torch.bool

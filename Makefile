@@ -9,8 +9,8 @@ demo: .venv/installed  ## what the bundled bank holds, and the control's accurac
 	@echo "Running the main job on the bundled CIFAR-100 bank: about 10 seconds."
 	$(BIN)/concm bank
 
-test: .venv/developed  ## all tests (about 5 minutes on two cores)
-	@echo "Running all tests: about 5 minutes on two cores."
+test: .venv/developed  ## all tests (about 3 minutes on two cores)
+	@echo "Running all tests: about 3 minutes on two cores."
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 lint: .venv/developed

@@ -98,6 +98,7 @@ def test_it_can_be_cut_otherwise(options, summary, rows):
     assert sum("±" in line and line[0].isdigit() for line in done.stdout.splitlines()) == rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "why"),
     [

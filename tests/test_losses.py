@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -98,7 +97,8 @@ def slow_nt_xent(x, pictures: int, temperature: float) -> float:
     return total / (2 * pictures)
 
 
-@pytest.mark.parametrize(("pictures", "temperature"), itertools.product([1, 2, 5], [0.1, 0.5]))
+@pytest.mark.parametrize("temperature", [0.1, 0.5])
+@pytest.mark.parametrize("pictures", [1, 2, 5])
 def test_with_a_label_per_picture_it_is_simclr(pictures, temperature):
     x, labels, own = vectors(2 * pictures, 4), torch.arange(pictures).repeat(2), torch.arange(2 * pictures)
     found = supervised_contrast(x, labels, x, labels, own, temperature)
@@ -146,7 +146,7 @@ def test_its_contrasts_are_the_slow_ones():
     images, turned = model.views(pixels, labels, random)
     x = F.normalize(model.projection(model.backbone(images))).detach().double()
     own, labels_of_views = torch.arange(12), turned.repeat(2)
-    losses = model(pixels, labels, random, 0)
+    losses = {name: loss.detach() for name, loss in model(pixels, labels, random, 0).items()}
     expected = slow_contrast(x, labels_of_views, x, labels_of_views, own, 0.1)
     assert float(losses["supervised"]) == pytest.approx(expected, rel=1e-4)
     assert float(losses["simclr"]) == pytest.approx(slow_nt_xent(x, 6, 0.1), rel=1e-4)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from concm import __version__
-from concm.errors import ConcmError, Misuse
+from concm.errors import ConcmError, Misuse, at_least
 from concm.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ app = App(
     name="concm",
     version=__version__,
     help="Teach an image classifier new classes from five photos and a name, without forgetting.",
+    suppress_keyboard_interrupt=False,  # `main` has a sentence for it
 )
 
 
@@ -86,6 +87,7 @@ class Machine:
 
     def fabric(self) -> Fabric:
         """Start the processes."""
+        at_least(1, devices=self.devices, nodes=self.nodes)
         import torch
         from lightning_fabric import Fabric
 
@@ -211,6 +213,8 @@ def features(
     seed
         Of the kept images and the views.
     """
+    at_least(1, batch=batch)
+    at_least(0, views=views, seed=seed)
     from concm.backbones.encoder import load
     from concm.data import scenarios
     from concm.data.extract import extract
@@ -223,6 +227,8 @@ def features(
     given = natural if scenario == "folder" else scenarios.load(scenario)
     encoder = load(backbone, given.transform, mirror=mirror)
     dataset = pictures.load(scenario, encoder.transform)
+    if novel_limit is not None and dataset.scenario.sessions:
+        at_least(dataset.scenario.shot, **{"novel-limit": novel_limit})
     bank = extract(
         encoder,
         dataset,
@@ -268,8 +274,8 @@ def bank(
     figure
         Also draw the accuracies by session into this file (.png, .svg, .pdf).
     """
-    if draws < 1:
-        raise Misuse(f"--draws must be at least 1, not {draws}")
+    at_least(1, draws=draws)
+    at_least(0, seed=seed)
     from concm.data.bank import bundled, load
     from concm.report import text
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 
 class ConcmError(Exception):
     """A user-facing failure; the command line prints it without a traceback and exits with `code`."""
@@ -13,3 +15,15 @@ class Misuse(ConcmError):
     """The request itself is wrong (an option, a name, a combination), so nothing was attempted."""
 
     code = 2
+
+
+def at_least(least: int, **values: float) -> None:
+    """Refuse an option's value that is too small."""
+    for name, value in values.items():
+        if value < least:
+            raise Misuse(f"--{name} must be at least {least}, not {value}")
+
+
+def in_a_line(error: Exception) -> str:
+    """What an exception says, short and without line breaks."""
+    return textwrap.shorten(str(error), 200, placeholder=" …")

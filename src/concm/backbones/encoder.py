@@ -17,7 +17,7 @@ from concm.backbones.efficientnet_lite import EfficientNetLite
 from concm.data import augment
 from concm.data.dataset import ImageSet
 from concm.data.transform import Transform
-from concm.errors import ConcmError, Misuse
+from concm.errors import ConcmError, Misuse, in_a_line
 from concm.files import digest, load_tensors, save_tensors
 
 KIND = "concm-backbone-1"
@@ -123,11 +123,13 @@ def load(reference: str, transform: Transform, *, mirror: bool = False) -> Encod
 
 def _trained(path: Path, mirror: bool) -> Encoder:
     state, meta = load_tensors(path, KIND)
+    if not meta.keys() >= {"name", "transform"}:
+        raise ConcmError(f"{path} lacks its backbone's name or transform; train it again")
     network = backbones.find(meta["name"]).build()
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
-        raise ConcmError(f"{path} does not hold the weights of {meta['name']}: {error}") from error
+        raise ConcmError(f"{path} does not hold the weights of {meta['name']}: {in_a_line(error)}") from error
     return Encoder(meta["name"], network, Transform.from_json(meta["transform"]), meta, mirror)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from concm.errors import ConcmError
+from concm.errors import ConcmError, in_a_line
 
 
 def _conv(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> nn.Conv2d:
@@ -148,11 +148,18 @@ def load_torchvision(network: ResNet, weights: str) -> None:
         except FileNotFoundError as error:
             raise ConcmError(f"no weights file at {weights}") from error
         except Exception as error:  # torch.load's failures have no common type
-            raise ConcmError(f"{weights} is not a state dict that loads without running code ({error})") from error
+            raise ConcmError(
+                f"{weights} is not a state dict that loads without running code ({in_a_line(error)})"
+            ) from error
+    if not isinstance(state, dict):
+        raise ConcmError(f"{weights} holds no state dict but a {type(state).__name__}")
     wanted = {key: value for key, value in state.items() if not key.startswith("fc.")}
     missing = sorted(set(network.state_dict()) - set(wanted))
     if missing or set(wanted) - set(network.state_dict()):
         raise ConcmError(
             f"{weights} does not fit resnet18_imagenet: it lacks {', '.join(missing[:3]) or 'nothing, but has more'}"
         )
-    network.load_state_dict(wanted)
+    try:
+        network.load_state_dict(wanted)
+    except RuntimeError as error:
+        raise ConcmError(f"{weights} does not fit resnet18_imagenet: {in_a_line(error)}") from error

@@ -71,7 +71,8 @@ class Dataset:
         held = np.zeros(len(base), dtype=bool)
         for label in range(scenario.base):
             rows = np.flatnonzero(labels == label)
-            held[generator.permutation(rows)[: max(1, round(len(rows) * share))]] = True
+            count_held = min(len(rows) - 1, max(1, round(len(rows) * share)))
+            held[generator.permutation(rows)[:count_held]] = True
         relabelled = replace(base, labels=labels)
         pseudo = replace(
             scenario,

@@ -13,11 +13,18 @@ from numpy.typing import NDArray
 
 # What spellings differ in: sea lion, sea-lion, Sea_lion and sealion have one key.
 _SEPARATORS = str.maketrans("", "", "_-'.")
+# WordNet's topics of what a photo shows: animal, artifact, body, food, natural object, person, plant.
+_VISIBLE = (5, 6, 8, 13, 17, 18, 20)
 
 
 def key(name: str) -> str:
     """A name without case and separators."""
     return name.lower().translate(_SEPARATORS).replace(" ", "")
+
+
+def identifier(synset: int) -> str:
+    """A synset's offset as ImageNet writes it."""
+    return f"n{synset:08}"
 
 
 class Nouns:
@@ -26,25 +33,31 @@ class Nouns:
     def __init__(self, table: Mapping[str, NDArray[Any]]) -> None:
         text = table["lemmas"].tobytes().decode()
         self._lemmas = text.split("\n")
-        self._offsets = np.cumsum(table["offset_step"])
-        self._up_from, self._part_from = _bounds(table["hypernym_count"]), _bounds(table["part_count"])
-        self._up = table["hypernym_step"] + np.repeat(np.arange(len(self._lemmas)), table["hypernym_count"])
-        self._parts = table["part"]
-        self._numbers = table["sense"]
         self._lemma_from = _bounds([line.count(" ") + 1 for line in self._lemmas])
+        self._numbers = table["sense"]
+        self._offsets = np.cumsum(table["offset_step"])
+        hypernym_count = table["hypernym_count"]
+        self._up = table["hypernym_step"] + np.repeat(np.arange(len(self._lemmas)), hypernym_count)
+        self._up_from = _bounds(hypernym_count)
+        self._parts = table["part"]
+        self._part_from = _bounds(table["part_count"])
         self._kinds = table["kinds"]
+        self._visible = np.isin(table["topic"], _VISIBLE) & (table["instance"] == 0)
         self._irregular = table["irregular"].tobytes().decode()
         keys = text.lower().translate(_SEPARATORS).split()
-        self._place = dict(zip(keys, range(len(keys)), strict=True))
-        self._other_places: dict[str, list[int]] = {}
+        self._last: dict[str, int] = {}  # where a key occurs last, and for every place the one before with its key
+        self._before: list[int] = []
         for at, one in enumerate(keys):
-            if self._place[one] != at:
-                self._other_places.setdefault(one, []).append(at)
-        self._ancestors: dict[int, dict[int, int]] = {}
+            self._before.append(self._last.get(one, -1))
+            self._last[one] = at
+        self._ancestors: dict[int, tuple[int, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._lemmas)
 
     def __contains__(self, synset: int) -> bool:
-        at = int(np.searchsorted(self._offsets, synset))
-        return at < len(self._offsets) and int(self._offsets[at]) == synset
+        row = self._row(synset)
+        return row < len(self) and int(self._offsets[row]) == synset
 
     def _row(self, synset: int) -> int:
         return int(np.searchsorted(self._offsets, synset))
@@ -54,43 +67,49 @@ class Nouns:
         return tuple(self._lemmas[self._row(synset)].split(" "))
 
     def label(self, synset: int) -> str:
-        """Its name in words; with `#2` where the name's first sense is another one."""
+        """Its first name in words, with `#2` where that name's first sense is another synset."""
         row = self._row(synset)
-        number = self._numbers[self._lemma_from[row]]
         name = self._lemmas[row].split(" ", 1)[0].replace("_", " ")
+        number = int(self._numbers[self._lemma_from[row]])
         return name if number == 1 else f"{name}#{number}"
 
     def hypernyms(self, synset: int) -> list[int]:
         """What it is a kind or an instance of."""
         row = self._row(synset)
-        up = self._up[self._up_from[row] : self._up_from[row + 1]]
-        return [int(offset) for offset in self._offsets[up]]
+        return [int(offset) for offset in self._offsets[self._up[self._up_from[row] : self._up_from[row + 1]]]]
 
     def parts(self, synset: int) -> list[int]:
         """Its own part meronyms, none inherited."""
         row = self._row(synset)
-        parts = self._parts[self._part_from[row] : self._part_from[row + 1]]
-        return [int(offset) for offset in self._offsets[parts]]
+        return [int(offset) for offset in self._offsets[self._parts[self._part_from[row] : self._part_from[row + 1]]]]
 
-    def ancestors(self, synset: int) -> dict[int, int]:
-        """Every synset on its hypernym paths, itself first, with the shortest number of steps to it."""
+    def ancestors(self, synset: int) -> tuple[int, ...]:
+        """Every synset on its hypernym paths, itself first, then by distance."""
         if synset not in self._ancestors:
-            steps = {synset: 0}
+            seen = {synset: None}
             queue = [synset]
             for one in queue:
-                for up in self.hypernyms(one):
-                    if up not in steps:
-                        steps[up] = steps[one] + 1
-                        queue.append(up)
-            self._ancestors[synset] = steps
+                new = [up for up in self.hypernyms(one) if up not in seen]
+                seen.update(dict.fromkeys(new))
+                queue += new
+            self._ancestors[synset] = tuple(queue)
         return self._ancestors[synset]
+
+    def information(self, synset: int) -> float:
+        """How much it tells: 0 for `entity`, 1 for what has no kinds."""
+        return 1 - math.log(self._kinds[self._row(synset)]) / math.log(len(self))
+
+    def visible(self, synset: int) -> bool:
+        """Whether it is a sort of thing that photos show: no substance, act or idea, nor one person or place."""
+        return bool(self._visible[self._row(synset)])
 
     def senses(self, lemma: str) -> list[int]:
         """Synsets that carry this name, however it is spelled, in WordNet's order of use."""
-        one = key(lemma)
-        if one not in self._place:
-            return []
-        places = [self._place[one], *self._other_places.get(one, [])]
+        at = self._last.get(key(lemma), -1)
+        places = []
+        while at >= 0:
+            places.append(at)
+            at = self._before[at]
         places.sort(key=lambda at: (int(self._numbers[at]), at))
         rows = np.searchsorted(self._lemma_from, places, side="right") - 1
         return list(dict.fromkeys(int(offset) for offset in self._offsets[rows]))
@@ -99,26 +118,24 @@ class Nouns:
         """The synset that WordNet calls `lemma#number`."""
         wanted = lemma.lower().replace(" ", "_")
         for synset in self.senses(lemma):
-            row = self._row(synset)
-            for at, name in enumerate(self._lemmas[row].split(" "), start=self._lemma_from[row]):
-                if name.lower() == wanted and self._numbers[at] == number:
+            first = self._lemma_from[self._row(synset)]
+            for at, name in enumerate(self.lemmas(synset), start=first):
+                if name.lower() == wanted and int(self._numbers[at]) == number:
                     return synset
         return None
 
     @cached_property
     def irregular(self) -> dict[str, str]:
-        """Plurals that no rule explains: mice, wolves."""
-        return dict(line.split(" ") for line in self._irregular.split("\n"))  # type: ignore[misc]
-
-    def information(self, synset: int) -> float:
-        """How much it tells: 0 for `entity`, 1 for what has no kinds."""
-        return 1 - math.log(self._kinds[self._row(synset)]) / math.log(len(self._lemmas))
+        """Plurals that no rule explains, with their singulars: mice, wolves."""
+        words = self._irregular.split()
+        return dict(zip(words[::2], words[1::2], strict=True))
 
 
 @cache
 def nouns() -> Nouns:
     """The bundled table, read at first use."""
-    with files("concm.assets").joinpath("wordnet.npz").open("rb") as file, np.load(file, allow_pickle=False) as table:
+    path = files("concm") / "assets" / "wordnet.npz"
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as table:
         return Nouns(table)
 
 

@@ -20,7 +20,7 @@ from concm import backbones
 from concm.backbones.encoder import Encoder
 from concm.data.augment import RANDOMS
 from concm.data.dataset import Dataset
-from concm.errors import ConcmError, Misuse
+from concm.errors import ConcmError, Misuse, in_a_line
 from concm.progress import bar
 from concm.training import checkpoint
 from concm.training.distributed import GlobalBatchNorm2d
@@ -61,7 +61,14 @@ class BaseSession:
         model = self._model()
         # Before the step is compiled or wrapped, so that names and objects are the plain ones throughout.
         optimizer = _optimizer(model, recipe, fabric.device)
-        identity = {"scenario": self.dataset.scenario.name, "backbone": self.backbone, "recipe": recipe.to_json()}
+        identity = {
+            "scenario": self.dataset.scenario.name,
+            "number of base classes": self.dataset.scenario.base,
+            "number of pictures": len(self.dataset.base),
+            "image size": self.dataset.transform.size,
+            "backbone": self.backbone,
+            "recipe": recipe.to_json(),
+        }
         start = checkpoint.load(file, model, optimizer, identity) if resume else 0
         # CUDA graphs, because a step is hundreds of small kernels and launching each costs time.
         step_of: Any = torch.compile(model, dynamic=False, mode="reduce-overhead") if self.compiled else model
@@ -69,7 +76,7 @@ class BaseSession:
         feed = Feed(self.dataset.base, fabric.device, resident=self.resident)
         meter = Meter(start, an_epoch, self.batch)
         saved = meter.begun
-        log = Log(self.out, fabric.is_global_zero, self.tensorboard, append=resume)
+        log = Log(self.out, fabric.is_global_zero, self.tensorboard, start)
         with interruptible() as stop, log, bar(transient=False) as progress:
             task = progress.add_task("base session", total=steps, completed=start, note="")
             for step, (pixels, labels) in enumerate(feed.batches(self._orders(start, steps, an_epoch)), start):
@@ -81,6 +88,8 @@ class BaseSession:
                 progress.update(task, completed=done)
                 if done % an_epoch == 0:
                     row = meter.row(done)
+                    if not math.isfinite(row["loss"]):
+                        raise ConcmError(f"the loss is {row['loss']} after epoch {row['epoch']}: try a lower --lr")
                     log.write({**row, "lr": rate})
                     progress.update(task, note=f"loss {row['loss']:.3f}  {row['images_per_second']:,.0f} images/s")
                 stopping = done < steps and self._agreed(bool(stop), done)
@@ -132,10 +141,20 @@ class BaseSession:
             if self.backbone != "resnet18_imagenet" or not isinstance(network, ResNet):
                 raise Misuse("--weights takes torchvision's ResNet-18 and goes with --backbone resnet18_imagenet")
             load_torchvision(network, self.weights)
+        self._try(network)
         if self.fabric.world_size > 1:
             GlobalBatchNorm2d.convert(network)
         model = Objective(network, backbone.dimension, self.dataset.scenario.base, self.dataset.transform, self.recipe)
-        return model.to(self.fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+        return model.train().to(self.fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+    def _try(self, network: nn.Module) -> None:
+        """Refuse pictures that are too small for the network before anything is written."""
+        size = self.dataset.transform.size
+        try:
+            with torch.no_grad():
+                network.eval()(torch.zeros(1, 3, size, size))
+        except RuntimeError as error:
+            raise Misuse(f"{self.backbone} cannot take pictures of {size} pixels: {in_a_line(error)}") from error
 
     def _orders(self, start: int, steps: int, an_epoch: int) -> Iterator[NDArray[np.int64]]:
         """The share of this process in every global batch, from step `start` on: a fresh shuffle each epoch."""

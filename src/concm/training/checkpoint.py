@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from concm.errors import ConcmError
+from concm.errors import ConcmError, in_a_line
 from concm.files import load_tensors, save_tensors
 
 KIND = "concm-training-1"
@@ -37,7 +37,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.SGD, meta: dict[st
     try:
         model.load_state_dict(parts["model"])
     except RuntimeError as error:
-        raise ConcmError(f"{path} does not fit this backbone: {error}") from error
+        raise ConcmError(f"{path} does not fit this backbone: {in_a_line(error)}") from error
     for name, parameter in model.named_parameters():
         if name in parts["momentum"]:
             optimizer.state[parameter]["momentum_buffer"] = parts["momentum"][name].to(parameter.device)

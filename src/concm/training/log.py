@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 import time
@@ -44,8 +45,8 @@ class Meter:
 class Log:
     """A JSONL row an epoch, and the same rows for TensorBoard."""
 
-    def __init__(self, out: Path, writes: bool, tensorboard: bool, append: bool) -> None:
-        self.out, self.writes, self.append = out, writes, append
+    def __init__(self, out: Path, writes: bool, tensorboard: bool, start: int) -> None:
+        self.out, self.writes, self.start = out, writes, start
         self.board: Any = None
         if tensorboard and writes:
             try:
@@ -57,7 +58,11 @@ class Log:
     def __enter__(self) -> None:
         if self.writes:
             self.out.mkdir(parents=True, exist_ok=True)
-            self.file = (self.out / "log.jsonl").open("a" if self.append else "w")
+            path = self.out / "log.jsonl"
+            # Rows after the checkpoint are of epochs that are run again.
+            rows = path.read_text().splitlines(keepends=True) if self.start and path.exists() else []
+            self.file = path.open("w")
+            self.file.writelines(row for row in rows if json.loads(row)["step"] <= self.start)
 
     def __exit__(self, *error: object) -> None:
         if self.writes:
@@ -99,5 +104,6 @@ def interruptible() -> Iterator[list[int]]:
 
 def resume_command() -> str:
     """The command that was typed, with --resume."""
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return " ".join(words if "--resume" in words else [*words, "--resume"])
+    program = Path(sys.argv[0]).name
+    words = [*(["python", "-m", "concm"] if program == "__main__.py" else [program]), *sys.argv[1:]]
+    return shlex.join(words if "--resume" in words else [*words, "--resume"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from concm.errors import Misuse
+from concm.errors import Misuse, at_least
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Recipe:
     "Of initial weights, order and augmentation."
 
     def __post_init__(self) -> None:
+        at_least(0, seed=self.seed, warmup=self.warmup, jitter=self.jitter, contrast=self.contrast)
         positive = {"epochs": self.epochs, "batch": self.batch, "lr": self.lr, "temperature": self.temperature}
         for name, value in positive.items():
             if value <= 0:

@@ -1,0 +1,27 @@
+"""Attributes of a class: the parts that WordNet gives to it and to everything it is a kind of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from concm.semantics.wordnet import nouns
+
+
+def attributes(synset: int | None, least_information: float = 0.0) -> dict[int, int]:
+    """Part meronyms on all hypernym paths, each with the nearest synset that has it; none without a synset.
+
+    Hypernyms that tell less than `least_information` (see `Nouns.information`) give none: 0.15 leaves out the parts
+    of `whole` and `organism` (part, section, cell, body part), which nearly every class has.
+    """
+    table = nouns()
+    found: dict[int, int] = {}
+    for above in () if synset is None else table.ancestors(synset):
+        if table.information(above) >= least_information:
+            for part in table.parts(above):
+                found.setdefault(part, above)
+    return found
+
+
+def pool(synsets: Iterable[int | None], least_information: float = 0.0) -> tuple[int, ...]:
+    """The attributes of any of these classes, in the order of their offsets."""
+    return tuple(sorted({part for synset in synsets for part in attributes(synset, least_information)}))

@@ -1,0 +1,67 @@
+"""Senses set by hand: a small table from class name to synset, for names that context cannot settle."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+
+from concm.errors import Misuse
+from concm.semantics.wordnet import key, nouns
+
+_WAY_OUT = 'write an id ("n02076196"), a lemma with its sense number ("seal#9"), or "" for no meaning'
+
+
+def plain(name: str) -> str:
+    """A class name without the running number that CUB puts before it."""
+    return re.sub(r"^\d+\.", "", name.strip())
+
+
+def bundled(scenario: str) -> dict[str, str]:
+    """The senses that concm sets by hand for a scenario's class names; most scenarios need none."""
+    table = tomllib.loads((files("concm.semantics") / "overrides.toml").read_text(encoding="utf-8"))
+    return dict(table.get(scenario, {}))
+
+
+def read(path: Path) -> dict[str, str]:
+    """A TOML file of lines `name = "sense"`."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise Misuse(
+            f'cannot read the senses in {path} ({error}); it takes TOML lines such as seal = "seal#9"'
+        ) from error
+    for name, value in table.items():
+        if not isinstance(value, str):
+            raise Misuse(f"{path}: the sense of {name!r} is {value!r}; {_WAY_OUT}")
+    return table
+
+
+def synsets(overrides: Mapping[str, str] | Path | None) -> dict[str, int | None]:
+    """By the name's key: the synset meant, or None for a name that shall have no meaning."""
+    table = read(overrides) if isinstance(overrides, Path) else overrides or {}
+    place = f"{overrides}: " if isinstance(overrides, Path) else ""
+    return {key(plain(name)): _synset(value, f"{place}the sense of {name!r}") for name, value in table.items()}
+
+
+def _synset(value: str, what: str) -> int | None:
+    if not value:
+        return None
+    if found := identified(value):
+        if found not in nouns():
+            raise Misuse(f"{what}: {value} is no noun of WordNet 3.0; {_WAY_OUT}")
+        return found
+    lemma, _, number = value.partition("#")
+    synset = nouns().numbered(lemma, int(number or 1)) if number.isdecimal() or not number else None
+    if synset is None:
+        count = len(nouns().senses(lemma))
+        known = f"{lemma} has {count} senses" if count else f"{lemma} is no noun there"
+        raise Misuse(f"{what}: WordNet 3.0 has no {value} ({known}); {_WAY_OUT}")
+    return synset
+
+
+def identified(name: str) -> int | None:
+    """The offset in an ImageNet id."""
+    return int(name[1:]) if re.fullmatch(r"n\d{8}", name.strip()) else None

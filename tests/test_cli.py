@@ -335,3 +335,12 @@ def test_mistakes_typed_into_a_shell_show_no_traceback(tmp_path):
         assert done.returncode == code
         assert done.stdout == ""
         assert "Traceback" not in done.stderr
+
+
+def test_attributes_of_names_are_shown_and_no_name_is_a_mistake(capsys):
+    assert call("attributes", "crane", "--among", "cifar100") == 0
+    shown = capsys.readouterr().out
+    assert "n02012849" in shown
+    assert "wing" in shown
+    assert call("attributes") == 2
+    assert "takes class names" in sentence(capsys.readouterr().err)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
 from concm import __version__
 from concm.errors import ConcmError, Misuse, at_least
+from concm.options import Machine, Pictures, complain
 from concm.training.recipe import Recipe
-
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
-
-    from concm.data.dataset import Dataset
-    from concm.data.transform import Transform
 
 app = App(
     name="concm",
@@ -25,89 +19,6 @@ app = App(
     help="Teach an image classifier new classes from five photos and a name, without forgetting.",
     suppress_keyboard_interrupt=False,  # `main` has a sentence for it
 )
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Pictures:
-    """Which pictures, cut into which sessions."""
-
-    data: Path
-    "The folder with the pictures: cifar-100-python, CUB_200_2011, mini-ImageNet, or one folder per class."
-    base: int | None = None
-    "Number of base classes (your own folders only)."
-    way: int | None = None
-    "Classes a session, instead of the scenario's."
-    shot: int | None = None
-    "Shots a class, instead of the scenario's."
-    sessions: int | None = None
-    "Number of sessions, instead of all that the classes allow."
-    image_size: int = 224
-    "Pixels that the network sees (your own folders only)."
-    splits: Path | None = None
-    "Folder of published lists, where mini-ImageNet's train.csv and test.csv may be."
-    broken: Literal["refuse", "skip"] = "refuse"
-    "What to do with files that cannot be read as pictures."
-
-    def load(self, name: str, transform: Transform | None) -> Dataset:
-        """The scenario `name` with its pictures; complaints about skipped ones go to standard error."""
-        from concm.data import dataset, scenarios, sources
-
-        if name == "folder":
-            if self.base is None:
-                raise Misuse("scenario folder needs --base: how many of the class folders are the base classes")
-            keys = set(sources.find(self.data, splits=self.splits).train.keys)
-            scenario = scenarios.of_folder(
-                keys, base=self.base, way=self.way or 5, shot=self.shot or 5, size=self.image_size
-            )
-        else:
-            if self.base is not None:
-                raise Misuse(f"--base goes with scenario folder; {name} has its own base classes")
-            scenario = scenarios.load(name)
-        scenario = scenario.vary(way=self.way, shot=self.shot, sessions=self.sessions)
-        found, complaints = dataset.load(
-            scenario, self.data, transform=transform, splits=self.splits, broken=self.broken
-        )
-        for complaint in complaints:
-            _complain(f"skipped: {complaint}")
-        return found
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Machine:
-    """Where it runs."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    "The GPU if there is one, unless you say otherwise."
-    devices: int = 1
-    "Processes, one per GPU (or torchrun starts them); they share the global batch."
-    nodes: int = 1
-    "Machines, each with that many processes."
-
-    def fabric(self) -> Fabric:
-        """Start the processes."""
-        at_least(1, devices=self.devices, nodes=self.nodes)
-        import torch
-        from lightning_fabric import Fabric
-
-        cuda = torch.cuda.is_available()
-        if self.device == "cuda" and not cuda:
-            raise Misuse("--device cuda, but torch sees no GPU here; leave --device out, or install torch for CUDA")
-        accelerator = "cuda" if cuda and self.device != "cpu" else "cpu"
-        if accelerator == "cuda" and self.devices > torch.cuda.device_count():
-            raise Misuse(f"--devices {self.devices}, but there are only {torch.cuda.device_count()} GPUs here")
-        if accelerator == "cuda":
-            torch.set_float32_matmul_precision("high")
-            torch.backends.cudnn.benchmark = True
-        fabric = Fabric(
-            accelerator=accelerator,
-            devices=self.devices,
-            num_nodes=self.nodes,
-            precision="bf16-mixed" if accelerator == "cuda" else "32-true",
-        )
-        fabric.launch()
-        return fabric
 
 
 @app.command
@@ -284,6 +195,40 @@ def bank(
 
 
 @app.command
+def attributes(
+    *names: str,
+    among: str | None = None,
+    overrides: Path | None = None,
+    word_vectors: Path | None = None,
+) -> None:
+    """Say what class names mean to WordNet, and which parts (attributes) their classes have.
+
+    Parameters
+    ----------
+    names
+        Class names; each is read in the company of the others.
+    among
+        Read them as classes that come to this scenario's base classes, with its pool of attributes.
+    overrides
+        TOML file that settles senses by hand: a name and a synset (`n02084071`) or lemma and number (`seal#9`).
+    word_vectors
+        A GloVe text file instead of the bundled vectors.
+    """
+    from concm.data import scenarios
+    from concm.report import text
+    from concm.semantics.overrides import bundled
+    from concm.semantics.semantics import Semantics
+
+    if not names:
+        raise Misuse("concm attributes takes class names, for example: concm attributes crane heron")
+    scenario = scenarios.load(among) if among else None
+    base = scenario.names[: scenario.base] if scenario else names
+    by_hand = overrides or (bundled(scenario.name) if scenario else None)
+    known = Semantics.of_names(base, overrides=by_hand, word_vectors=word_vectors)
+    text.show_meanings(known.meanings(names))
+
+
+@app.command
 def scenarios() -> None:
     """List the bundled scenarios."""
     from concm.data import scenarios as data
@@ -301,10 +246,6 @@ def backbones() -> None:
     text.show_backbones(registered())
 
 
-def _complain(sentence: str) -> None:
-    sys.stderr.write(f"concm: {sentence}\n")
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line: a user's mistake becomes one sentence and an exit code of 1 or 2."""
     try:
@@ -312,13 +253,13 @@ def main(arguments: list[str] | None = None) -> None:
     except CycloptsError:
         sys.exit(2)
     except ConcmError as error:
-        _complain(str(error))
+        complain(str(error))
         sys.exit(error.code)
     except KeyboardInterrupt:
-        _complain("interrupted; nothing half-written was left behind")
+        complain("interrupted; nothing half-written was left behind")
         sys.exit(1)
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:
-        _complain(f"{error.filename or 'the system'}: {error.strerror or error}")
+        complain(f"{error.filename or 'the system'}: {error.strerror or error}")
         sys.exit(1)

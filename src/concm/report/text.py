@@ -16,6 +16,7 @@ from concm.data.sessions import draw, published
 from concm.evaluation.controls import METRICS, nearest_mean
 from concm.progress import track
 from concm.report.figures import by_session
+from concm.semantics.semantics import Meaning
 
 _out = Console(highlight=False, soft_wrap=True)
 
@@ -49,6 +50,18 @@ def show_backbones(backbones: list[Backbone]) -> None:
     for b in backbones:
         table.add_row(b.name, str(b.dimension), "ready" if b.ready else "train it", b.summary)
     _out.print(table)
+
+
+def show_meanings(meanings: list[Meaning]) -> None:
+    """Sense, hypernyms and attributes of each name."""
+    for meaning in meanings:
+        kinds = " → ".join(meaning.kind_of[:4])
+        say(f"{meaning.name}: {meaning.label or 'unknown'} {meaning.synset} ({meaning.how})")
+        if kinds:
+            say(f"  a kind of {kinds}")
+        say(f"  {len(meaning.attributes)} attributes: {', '.join(meaning.attributes) or 'none'}")
+        for remark in meaning.remarks:
+            say(f"  note: {remark}")
 
 
 def show_run(encoder: Encoder, path: Path) -> None:

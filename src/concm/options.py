@@ -1,0 +1,106 @@
+"""Options that several commands share, as groups that know what to do with their values."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from cyclopts import Parameter
+
+from concm.errors import Misuse, at_least
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+    from concm.data.dataset import Dataset
+    from concm.data.transform import Transform
+
+
+def complain(sentence: str) -> None:
+    """A line on standard error."""
+    sys.stderr.write(f"concm: {sentence}\n")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Pictures:
+    """Which pictures, cut into which sessions."""
+
+    data: Path
+    "The folder with the pictures: cifar-100-python, CUB_200_2011, mini-ImageNet, or one folder per class."
+    base: int | None = None
+    "Number of base classes (your own folders only)."
+    way: int | None = None
+    "Classes a session, instead of the scenario's."
+    shot: int | None = None
+    "Shots a class, instead of the scenario's."
+    sessions: int | None = None
+    "Number of sessions, instead of all that the classes allow."
+    image_size: int = 224
+    "Pixels that the network sees (your own folders only)."
+    splits: Path | None = None
+    "Folder of published lists, where mini-ImageNet's train.csv and test.csv may be."
+    broken: Literal["refuse", "skip"] = "refuse"
+    "What to do with files that cannot be read as pictures."
+
+    def load(self, name: str, transform: Transform | None) -> Dataset:
+        """The scenario `name` with its pictures; complaints about skipped ones go to standard error."""
+        from concm.data import dataset, scenarios, sources
+
+        if name == "folder":
+            if self.base is None:
+                raise Misuse("scenario folder needs --base: how many of the class folders are the base classes")
+            keys = set(sources.find(self.data, splits=self.splits).train.keys)
+            scenario = scenarios.of_folder(
+                keys, base=self.base, way=self.way or 5, shot=self.shot or 5, size=self.image_size
+            )
+        else:
+            if self.base is not None:
+                raise Misuse(f"--base goes with scenario folder; {name} has its own base classes")
+            scenario = scenarios.load(name)
+        scenario = scenario.vary(way=self.way, shot=self.shot, sessions=self.sessions)
+        found, complaints = dataset.load(
+            scenario, self.data, transform=transform, splits=self.splits, broken=self.broken
+        )
+        for complaint in complaints:
+            complain(f"skipped: {complaint}")
+        return found
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Machine:
+    """Where it runs."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    "The GPU if there is one, unless you say otherwise."
+    devices: int = 1
+    "Processes, one per GPU (or torchrun starts them); they share the global batch."
+    nodes: int = 1
+    "Machines, each with that many processes."
+
+    def fabric(self) -> Fabric:
+        """Start the processes."""
+        at_least(1, devices=self.devices, nodes=self.nodes)
+        import torch
+        from lightning_fabric import Fabric
+
+        cuda = torch.cuda.is_available()
+        if self.device == "cuda" and not cuda:
+            raise Misuse("--device cuda, but torch sees no GPU here; leave --device out, or install torch for CUDA")
+        accelerator = "cuda" if cuda and self.device != "cpu" else "cpu"
+        if accelerator == "cuda" and self.devices > torch.cuda.device_count():
+            raise Misuse(f"--devices {self.devices}, but there are only {torch.cuda.device_count()} GPUs here")
+        if accelerator == "cuda":
+            torch.set_float32_matmul_precision("high")
+            torch.backends.cudnn.benchmark = True
+        fabric = Fabric(
+            accelerator=accelerator,
+            devices=self.devices,
+            num_nodes=self.nodes,
+            precision="bf16-mixed" if accelerator == "cuda" else "32-true",
+        )
+        fabric.launch()
+        return fabric

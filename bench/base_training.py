@@ -232,7 +232,12 @@ def main() -> None:
             "images_per_second": speeds,
             "augmentation_ms": milliseconds,
         }
-        settings = {"backbone": options.backbone, "batch": options.batch, "steps": options.steps}
+        settings = {
+            "backbone": options.backbone,
+            "batch": options.batch,
+            "steps": options.steps,
+            "images": options.images,
+        }
         options.json.write_text(json.dumps({**settings, **record}, indent=1))
 
 

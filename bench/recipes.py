@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from concm.data.extract import extract
+from concm.data.scenarios import nearest
 from concm.data.sessions import draw
 from concm.evaluation.protocol import run
 from concm.methods.ncm import NCM
@@ -30,6 +31,9 @@ from concm.training.recipe import Recipe
 def parse(changes: str, recipe: Recipe) -> Recipe:
     kinds = {field.name: type(getattr(recipe, field.name)) for field in fields(Recipe)}
     pairs = [change.split("=") for change in changes.split(",") if change != "default"]
+    for name, *_ in pairs:
+        if name not in kinds:
+            raise SystemExit(f"no setting called {name!r}; {nearest(name, kinds)}")
     return replace(recipe, **{name: kinds[name](value) for name, value in pairs})
 
 
@@ -64,7 +68,7 @@ def main() -> None:
                 figures[f"{name}{'_mirror' if mirror else ''}"] = round(float(np.mean([row[name] for row in last])), 2)
         shutil.rmtree(out)
         longest = max(longest, time.perf_counter() - started)
-        row = {"recipe": changes, "epochs": recipe.epochs, **figures, "seconds": encoder.meta["seconds"]}
+        row = {"changes": changes, "recipe": recipe.to_json(), **figures, "seconds": encoder.meta["seconds"]}
         print(json.dumps({**row, "images_per_second": encoder.meta["images_per_second"]}), flush=True)
 
 

@@ -54,7 +54,7 @@ def train(
     validate
         Train on part of the base classes and report on the rest, to choose settings without test data.
     compile
-        Compile the step; by default on a GPU only.
+        Compile the step; by default on one GPU.
     stream
         Read images from the memory map even if they would fit on the device.
     tensorboard
@@ -65,8 +65,11 @@ def train(
     from concm.report import text
     from concm.training.base_session import BaseSession
 
-    fabric = machine.fabric()
+    machine.accelerator()
+    if weights not in (None, "torchvision") and not Path(str(weights)).is_file():
+        raise Misuse(f"no weights file at {weights}")
     dataset = pictures.load(scenario, find(backbone).transform)
+    fabric = machine.fabric()
     session = BaseSession(
         dataset=dataset.validation(seed=recipe.seed) if validate else dataset,
         backbone=backbone,
@@ -74,7 +77,7 @@ def train(
         out=out,
         fabric=fabric,
         weights=weights,
-        compiled=fabric.device.type == "cuda" if compile is None else compile,
+        compiled=fabric.device.type == "cuda" and fabric.world_size == 1 if compile is None else compile,
         resident=False if stream else None,
         tensorboard=tensorboard,
     )
@@ -115,8 +118,10 @@ def features(
         Augmented views (shift, mirror) to keep of each training image.
     mirror
         Average each feature with the mirror image's: twice the work, better features.
-    base_limit, novel_limit
-        Images to keep of each base and novel class; statistics come from all base images in any case.
+    base_limit
+        Images to keep of each base class; statistics come from all of them in any case.
+    novel_limit
+        Candidates to keep of each novel class.
     precision
         How features are stored; int8 has a scale per dimension.
     batch
@@ -133,11 +138,12 @@ def features(
     from concm.evaluation.controls import average, nearest_mean
     from concm.report import text
 
-    fabric = machine.fabric()
+    machine.accelerator()
     natural = scenarios.of_folder("ab", base=2, way=1, shot=1, size=pictures.image_size)
     given = natural if scenario == "folder" else scenarios.load(scenario)
     encoder = load(backbone, given.transform, mirror=mirror)
     dataset = pictures.load(scenario, encoder.transform)
+    fabric = machine.fabric()
     if novel_limit is not None and dataset.scenario.sessions:
         at_least(dataset.scenario.shot, **{"novel-limit": novel_limit})
     bank = extract(
@@ -176,12 +182,18 @@ def bank(
     ----------
     file
         The bank; without it, the CIFAR-100 bank that ships with concm.
-    draws, seed
-        How many draws of the shots, and the first one's seed.
+    draws
+        How many draws of the shots.
+    seed
+        The first draw's seed.
     splits
         Take the shots from published index lists instead.
-    way, shot, sessions
-        Other numbers than the scenario's.
+    way
+        Classes a session, instead of the scenario's.
+    shot
+        Shots a class, instead of the scenario's.
+    sessions
+        Number of sessions, instead of all that the classes allow.
     figure
         Also draw the accuracies by session into this file (.png, .svg, .pdf).
     """

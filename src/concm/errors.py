@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class ConcmError(Exception):
@@ -22,6 +24,20 @@ def at_least(least: int, **values: float) -> None:
     for name, value in values.items():
         if value < least:
             raise Misuse(f"--{name} must be at least {least}, not {value}")
+
+
+@contextmanager
+def enough_memory(sentence: str) -> Iterator[None]:
+    """Say `sentence` where memory runs out, on whichever device (torch has no common exception for it)."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        ran_out = isinstance(error, MemoryError) or any(
+            words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
+        )
+        if type(error).__name__ == "OutOfMemoryError" or ran_out:
+            raise ConcmError(sentence) from error
+        raise
 
 
 def in_a_line(error: Exception) -> str:

@@ -48,7 +48,9 @@ class Pictures:
     def load(self, name: str, transform: Transform | None) -> Dataset:
         """The scenario `name` with its pictures; complaints about skipped ones go to standard error."""
         from concm.data import dataset, scenarios, sources
+        from concm.progress import first_process
 
+        at_least(1, **{"image-size": self.image_size})
         if name == "folder":
             if self.base is None:
                 raise Misuse("scenario folder needs --base: how many of the class folders are the base classes")
@@ -64,7 +66,7 @@ class Pictures:
         found, complaints = dataset.load(
             scenario, self.data, transform=transform, splits=self.splits, broken=self.broken
         )
-        for complaint in complaints:
+        for complaint in complaints if first_process() else []:
             complain(f"skipped: {complaint}")
         return found
 
@@ -81,18 +83,26 @@ class Machine:
     nodes: int = 1
     "Machines, each with that many processes."
 
-    def fabric(self) -> Fabric:
-        """Start the processes."""
+    def accelerator(self) -> Literal["cpu", "cuda"]:
+        """What it comes to here; refuses what there is not, before any long work."""
         at_least(1, devices=self.devices, nodes=self.nodes)
         import torch
-        from lightning_fabric import Fabric
 
         cuda = torch.cuda.is_available()
         if self.device == "cuda" and not cuda:
             raise Misuse("--device cuda, but torch sees no GPU here; leave --device out, or install torch for CUDA")
-        accelerator = "cuda" if cuda and self.device != "cpu" else "cpu"
-        if accelerator == "cuda" and self.devices > torch.cuda.device_count():
+        if not cuda or self.device == "cpu":
+            return "cpu"
+        if self.devices > torch.cuda.device_count():
             raise Misuse(f"--devices {self.devices}, but there are only {torch.cuda.device_count()} GPUs here")
+        return "cuda"
+
+    def fabric(self) -> Fabric:
+        """Start the processes; those that this one starts begin the command anew, so load pictures before."""
+        import torch
+        from lightning_fabric import Fabric
+
+        accelerator = self.accelerator()
         if accelerator == "cuda":
             torch.set_float32_matmul_precision("high")
             torch.backends.cudnn.benchmark = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
@@ -39,7 +40,7 @@ class _Lines(Progress):
         self._speak(task_id)
 
     def _speak(self, task_id: TaskID) -> None:
-        if time.monotonic() - self._spoke > SECONDS_BETWEEN_LINES:
+        if first_process() and time.monotonic() - self._spoke > SECONDS_BETWEEN_LINES:
             self._spoke = time.monotonic()
             task = self._tasks[task_id]
             total = f" of {task.total:,.0f}" if task.total is not None else ""
@@ -47,9 +48,14 @@ class _Lines(Progress):
             sys.stderr.write(line.rstrip() + "\n")
 
 
+def first_process() -> bool:
+    """Whether to speak: of several processes that do the same, one is enough."""
+    return os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("NODE_RANK", "0") == "0"
+
+
 def bar(*, transient: bool = True) -> Progress:
     """A display of tasks, each with a `note` of its own beside the time that is left."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or not first_process():
         return _Lines()
     return Progress(
         TextColumn("{task.description}"),

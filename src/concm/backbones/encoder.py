@@ -115,7 +115,12 @@ def load(reference: str, transform: Transform, *, mirror: bool = False) -> Encod
     """A trained backbone by its file or run folder, or a registered one with ready-made weights by name."""
     path = Path(reference)
     path = path / "backbone.safetensors" if path.is_dir() else path
-    encoder = _trained(path, mirror) if path.suffix == ".safetensors" else _ready(reference, transform, mirror)
+    if path.suffix == ".safetensors":
+        encoder = _trained(path, mirror)
+    elif "/" in reference and ":" not in reference:
+        raise Misuse(f"no run folder or backbone file at {reference}")
+    else:
+        encoder = _ready(reference, transform, mirror)
     if isinstance(encoder.network, EfficientNetLite):
         encoder.network.fold()
     return encoder

@@ -163,7 +163,5 @@ def bundled(name: str = "cifar100") -> Bank:
     """The bank that ships with the package."""
     path = Path(str(files("concm") / "assets" / f"{name}.safetensors"))
     if not path.exists():
-        raise Misuse(
-            f"no feature bank of {name} ships with concm; make one with `concm features` and give it as --bank"
-        )
+        raise Misuse(f"no feature bank of {name} ships with concm; make one with `concm features`, then give its file")
     return load(path, name)

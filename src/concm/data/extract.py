@@ -16,7 +16,7 @@ from torch import Tensor
 from concm.backbones.encoder import Encoder
 from concm.data.bank import Bank, Part
 from concm.data.dataset import Dataset, ImageSet
-from concm.errors import ConcmError
+from concm.errors import Misuse, enough_memory
 from concm.progress import bar
 
 
@@ -76,12 +76,11 @@ def extract(
 
 def statistics(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and population standard deviation (classes, d) and count (classes,) of each class, summed in float64."""
-    values = features.double()
     counts = torch.bincount(labels, minlength=classes)
-    shape = (classes, features.shape[1])
-    mean = torch.zeros(shape, dtype=torch.float64).index_add_(0, labels, values) / counts[:, None]
-    spread = torch.zeros(shape, dtype=torch.float64).index_add_(0, labels, (values - mean[labels]).square())
-    return mean.float(), (spread / counts[:, None]).sqrt().float(), counts
+    groups = features[labels.argsort(stable=True)].split(counts.tolist())
+    mean = torch.stack([group.double().mean(0) for group in groups])
+    std = torch.stack([group.double().std(0, correction=0) for group in groups])
+    return mean.float(), std.float(), counts
 
 
 def limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
@@ -89,7 +88,7 @@ def limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
     if limit is None:
         return images
     if limit < 1:
-        raise ConcmError(f"a bank needs at least one image a class, not {limit}")
+        raise Misuse(f"a bank needs at least one image a class, not {limit}")
     keep = np.zeros(len(images), dtype=bool)
     for label in np.unique(images.labels):
         rows = np.flatnonzero(images.labels == label)
@@ -111,10 +110,8 @@ def _sharded(
     """Each process encodes every n-th image; all of them get everything."""
     world, rank = fabric.world_size, fabric.global_rank
     mine = images.where(np.arange(len(images)) % world == rank)
-    try:
+    with enough_memory(f"the device is out of memory encoding --batch {batch} pictures; try --batch {batch // 2}"):
         features = encoder.encode(mine, views=views, seed=seed, batch=batch, tick=tick)
-    except torch.cuda.OutOfMemoryError as error:
-        raise ConcmError(f"the device is out of memory at --batch {batch}; try --batch {batch // 2}") from error
     if world == 1:
         return features
     longest = -(-len(images) // world)

@@ -25,6 +25,7 @@ from concm.progress import track
 Broken = Literal["refuse", "skip"]
 MAX_PIXELS = 89_000_000
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # refused below, with a sentence
+_VERSION = 1  # of the pixels that decoding gives; raise it when they change
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -80,7 +81,12 @@ def _rgb(image: Image.Image) -> Image.Image:
     """RGB from any mode: transparency over white, 16-bit and float greys scaled rather than clipped."""
     if image.mode in ("I;16", "I;16B", "I;16L", "I", "F"):
         grey = np.asarray(image, dtype=np.float64)
-        top = 255.0 if image.mode in ("I", "F") and grey.max(initial=0) <= 255 else 65535.0
+        highest = grey.max(initial=0)
+        top = 65535.0
+        if image.mode == "F" and highest <= 1:
+            top = 1.0
+        elif image.mode in ("I", "F") and highest <= 255:
+            top = 255.0
         return Image.fromarray((grey.clip(0, top) / top * 255).round().astype(np.uint8), "L").convert("RGB")
     if image.has_transparency_data:
         layers = image.convert("RGBA")
@@ -95,15 +101,6 @@ def _square(image: Image.Image, side: int) -> Image.Image:
     if image.size == (side, side):
         return image
     return image.resize((side, side), Image.Resampling.BICUBIC, box=(left, top, left + short, top + short))
-
-
-def resized(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """Square pictures that are in memory already, (n, h, h, 3), at `side` pixels."""
-    if pixels.shape[1] == side:
-        return pixels
-    if not len(pixels):
-        return np.zeros((0, side, side, 3), np.uint8)
-    return np.stack([np.asarray(_square(Image.fromarray(picture), side)) for picture in pixels])
 
 
 def in_threads(work: Callable[[T], R], items: Sequence[T], title: str) -> Iterator[R]:
@@ -127,43 +124,76 @@ def cached(
     paths: Sequence[Path], side: int, broken: Broken = "refuse"
 ) -> tuple[NDArray[np.uint8], list[int], list[str]]:
     """Decoded pictures (memory-mapped), the positions in `paths` they belong to, and complaints about skipped ones."""
+    content = _digests(paths)
+    pixels, skipped = _stored(content, side, lambda row: decode(paths[row], side), len(paths), broken)
+    complaints = [f"{paths[row]} {why.removeprefix(str(paths[row])).strip()}" for row, why in skipped.items()]
+    return pixels, [row for row in range(len(paths)) if row not in skipped], complaints
+
+
+def resized(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    """Square pictures that are in memory already, (n, h, h, 3), at `side` pixels: cached in the same way."""
+    if pixels.shape[1] == side:
+        return pixels
+
+    def scaled(row: int) -> NDArray[np.uint8]:
+        return np.asarray(_square(Image.fromarray(pixels[row]), side))
+
+    return _stored(hashlib.blake2b(pixels.tobytes()).hexdigest(), side, scaled, len(pixels), "refuse")[0]
+
+
+def _stored(
+    content: str, side: int, work: Callable[[int], NDArray[np.uint8]], count: int, broken: Broken
+) -> tuple[NDArray[np.uint8], dict[int, str]]:
+    """The cache entry of this content, made if it is not there or not whole, and why rows were skipped."""
+    key = hashlib.blake2b(f"{_VERSION}:{side}:{content}".encode(), digest_size=16).hexdigest()
     folder = cache_folder()
+    file, notes = folder / f"{key}.npy", folder / f"{key}.json"
+    entry = _read(file, notes)
+    if entry is None:
+        _decode_all(work, count, side, broken, file, notes)
+        entry = _read(file, notes)
+        if entry is None:
+            raise ConcmError(f"the cache file {file} cannot be read back; delete it, or set CONCM_CACHE elsewhere")
+    pixels, skipped = entry
+    if skipped and broken == "refuse":
+        raise _refusal(next(iter(skipped.values())))
+    return pixels[: count - len(skipped)], skipped
+
+
+def _read(file: Path, notes: Path) -> tuple[NDArray[np.uint8], dict[int, str]] | None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConcmError(f"cannot make the cache folder {folder}: {error.strerror}; set CONCM_CACHE") from error
-    digests = _digests(paths, folder)
-    key = hashlib.blake2b(f"{side}:{broken}:".encode() + "".join(digests).encode(), digest_size=16).hexdigest()
-    pixels, notes = folder / f"{key}.npy", folder / f"{key}.json"
-    if not notes.exists() or not pixels.exists():
-        _decode_all(paths, side, broken, pixels, notes)
-    record = json.loads(notes.read_text())
-    complaints = [f"{paths[row]} {why}" for row, why in record["skipped"]]
-    skipped = {row for row, _ in record["skipped"]}
-    kept = [row for row in range(len(paths)) if row not in skipped]
-    return np.load(pixels, mmap_mode="r")[: len(kept)], kept, complaints
+        return np.load(file, mmap_mode="r"), {int(row): why for row, why in json.loads(notes.read_text())["skipped"]}
+    except (OSError, ValueError, KeyError, EOFError):
+        return None
 
 
-def _decode_all(paths: Sequence[Path], side: int, broken: Broken, pixels: Path, notes: Path) -> None:
+def _refusal(why: str) -> ConcmError:
+    return ConcmError(f"{why}; remove it, or add --broken skip")
+
+
+def _decode_all(
+    work: Callable[[int], NDArray[np.uint8]], count: int, side: int, broken: Broken, file: Path, notes: Path
+) -> None:
     """Fill the cache file, then publish it by renaming: an interrupted run leaves nothing half-written."""
 
-    def attempt(path: Path) -> NDArray[np.uint8] | BrokenPicture:
+    def attempt(row: int) -> NDArray[np.uint8] | BrokenPicture:
         try:
-            return decode(path, side)
+            return work(row)
         except BrokenPicture as error:
             return error
 
     skipped: list[tuple[int, str]] = []
-    with _replacing(pixels) as draft:
-        store = np.lib.format.open_memmap(draft, mode="w+", dtype=np.uint8, shape=(len(paths), side, side, 3))
-        with draft.open("r+b") as file:  # a full disk must be an error here, not a crash in the middle of a page
-            os.posix_fallocate(file.fileno(), 0, draft.stat().st_size)
+    with _replacing(file) as draft:
+        store = np.lib.format.open_memmap(draft, mode="w+", dtype=np.uint8, shape=(count, side, side, 3))
+        if hasattr(os, "posix_fallocate"):  # a full disk must be an error here, not a crash in the middle of a page
+            with draft.open("r+b") as handle:
+                os.posix_fallocate(handle.fileno(), 0, draft.stat().st_size)
         at = 0
-        for row, result in enumerate(in_threads(attempt, paths, "decoding pictures")):
+        for row, result in enumerate(in_threads(attempt, range(count), "decoding pictures")):
             if isinstance(result, BrokenPicture):
                 if broken == "refuse":
-                    raise ConcmError(f"{result}; remove it, or add --broken skip")
-                skipped.append((row, str(result).removeprefix(f"{paths[row]} ")))
+                    raise _refusal(str(result))
+                skipped.append((row, str(result)))
             else:
                 store[at] = result
                 at += 1
@@ -176,29 +206,38 @@ def _decode_all(paths: Sequence[Path], side: int, broken: Broken, pixels: Path, 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """A draft beside `path` that takes its place on success and disappears on failure."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
-    os.close(handle)
+    draft = None
     try:
-        yield Path(name)
-        os.replace(name, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
+        os.close(handle)
+        draft = Path(name)
+        yield draft
+        os.replace(draft, path)
     except OSError as error:
-        raise ConcmError(f"cannot write {path}: {error.strerror or error}") from error
+        raise ConcmError(
+            f"cannot write {path}: {error.strerror or error}; set CONCM_CACHE to another folder"
+        ) from error
     finally:
-        Path(name).unlink(missing_ok=True)
+        if draft is not None:
+            draft.unlink(missing_ok=True)
 
 
-def _digests(paths: Sequence[Path], folder: Path) -> list[str]:
-    """A digest of each file's content; nothing is read again while no file's size or time changed."""
-    gone = next((path for path in paths if not path.is_file()), None)
-    if gone is not None:
-        raise ConcmError(f"no picture at {gone}")
-    stamps = [f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}" for path in paths for status in [path.stat()]]
-    ledger = folder / f"digests-{hashlib.blake2b(chr(10).join(stamps).encode(), digest_size=16).hexdigest()}.json"
-    if ledger.exists():
-        return list(json.loads(ledger.read_text()))
-    digests = list(
-        in_threads(lambda path: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest(), paths, "reading files")
-    )
+def _digests(paths: Sequence[Path]) -> str:
+    """One digest of all files' contents; nothing is read again while no file's size or time changed."""
+    stamps = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        try:
+            status = path.stat()
+        except FileNotFoundError as error:
+            raise ConcmError(f"no picture at {path}") from error
+        stamps.update(f"{os.path.abspath(path)}:{status.st_size}:{status.st_mtime_ns}\n".encode())
+    ledger = cache_folder() / f"digest-{stamps.hexdigest()}"
+    if ledger.exists() and len(known := ledger.read_text()) == 32:
+        return known
+    together = hashlib.blake2b(digest_size=16)
+    for digest in in_threads(lambda path: hashlib.blake2b(path.read_bytes()).digest(), paths, "reading files"):
+        together.update(digest)
     with _replacing(ledger) as draft:
-        draft.write_text(json.dumps(digests))
-    return digests
+        draft.write_text(together.hexdigest())
+    return together.hexdigest()

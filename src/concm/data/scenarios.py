@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
@@ -35,7 +36,7 @@ class Scenario:
             if value < least:
                 raise Misuse(f"scenario {self.name}: --{what} must be at least {least}, not {value}")
         for what, values in (("class", self.keys), ("class name", self.names)):
-            twice = sorted({value for value in values if values.count(value) > 1})
+            twice = sorted(value for value, count in Counter(values).items() if count > 1)
             if twice:
                 raise Misuse(f"scenario {self.name}: {what} given twice: {', '.join(twice[:5])}")
         if self.base > len(self.keys):

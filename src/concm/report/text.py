@@ -68,8 +68,8 @@ def show_run(encoder: Encoder, path: Path) -> None:
     """The figures of a finished base session."""
     meta = encoder.meta
     say(
-        f"{encoder.name} on {meta['scenario']}: {meta['recipe']['epochs']} epochs in {meta['seconds']:.0f} s "
-        f"({meta['images_per_second']:,} images/s), base accuracy {meta['base_accuracy']:.2f} %; wrote {path}"
+        f"{encoder.name} on {meta['scenario']}: epochs: {meta['recipe']['epochs']}, {meta['seconds']:.0f} s "
+        f"({meta['images_per_second']:,} images/s), base accuracy of its own head {meta['base_accuracy']:.2f} %; wrote {path}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from concm import backbones
 from concm.backbones.encoder import Encoder
 from concm.data.augment import RANDOMS
 from concm.data.dataset import Dataset
-from concm.errors import ConcmError, Misuse, in_a_line
+from concm.errors import ConcmError, Misuse, enough_memory, in_a_line
 from concm.progress import bar
 from concm.training import checkpoint
 from concm.training.distributed import GlobalBatchNorm2d
@@ -65,17 +66,18 @@ class BaseSession:
             "scenario": self.dataset.scenario.name,
             "number of base classes": self.dataset.scenario.base,
             "number of pictures": len(self.dataset.base),
+            "pictures": self._fingerprint(),
             "image size": self.dataset.transform.size,
             "backbone": self.backbone,
             "recipe": recipe.to_json(),
         }
-        start = checkpoint.load(file, model, optimizer, identity) if resume else 0
+        start, before = checkpoint.load(file, model, optimizer, identity) if resume else (0, 0.0)
         # CUDA graphs, because a step is hundreds of small kernels and launching each costs time.
         step_of: Any = torch.compile(model, dynamic=False, mode="reduce-overhead") if self.compiled else model
         wrapped, wrapped_optimizer = fabric.setup(step_of, optimizer)
         feed = Feed(self.dataset.base, fabric.device, resident=self.resident)
-        meter = Meter(start, an_epoch, self.batch)
-        saved = meter.begun
+        meter = Meter(start, an_epoch, self.batch, before)
+        saved = time.perf_counter()
         log = Log(self.out, fabric.is_global_zero, self.tensorboard, start)
         with interruptible() as stop, log, bar(transient=False) as progress:
             task = progress.add_task("base session", total=steps, completed=start, note="")
@@ -87,19 +89,25 @@ class BaseSession:
                 done = step + 1
                 progress.update(task, completed=done)
                 if done % an_epoch == 0:
-                    row = meter.row(done)
+                    row = meter.row(done, fabric.all_reduce)
                     if not math.isfinite(row["loss"]):
                         raise ConcmError(f"the loss is {row['loss']} after epoch {row['epoch']}: try a lower --lr")
                     log.write({**row, "lr": rate})
                     progress.update(task, note=f"loss {row['loss']:.3f}  {row['images_per_second']:,.0f} images/s")
                 stopping = done < steps and self._agreed(bool(stop), done)
-                if stopping or time.perf_counter() - saved > CHECKPOINT_SECONDS:
+                if stopping or done == steps or time.perf_counter() - saved > CHECKPOINT_SECONDS:
                     saved = time.perf_counter()
                     if fabric.is_global_zero:
-                        checkpoint.save(file, model, optimizer, {**identity, "step": done})
+                        state = {**identity, "step": done, "seconds": meter.seconds}
+                        checkpoint.save(file, model, optimizer, state)
                     if stopping:
                         raise Interrupted(f"interrupted at step {done} of {steps}; go on with: {resume_command()}")
-        return self._finish(model, meter.row(steps), file)
+        return self._finish(model, meter.row(steps, fabric.all_reduce), file)
+
+    def _fingerprint(self) -> str:
+        """Which pictures, so that a checkpoint does not go on with others."""
+        words = [*self.dataset.scenario.keys[: self.dataset.scenario.base], *self.dataset.base.ids]
+        return hashlib.blake2b("\n".join(words).encode(), digest_size=8).hexdigest()
 
     def _agreed(self, stop: bool, step: int) -> bool:
         """Whether to stop here: several processes ask each other now and then, since they must stop together."""
@@ -129,7 +137,9 @@ class BaseSession:
         if resume and not file.exists():
             why = "the run is finished" if finished.exists() else f"no checkpoint at {file}"
             raise Misuse(f"nothing to resume: {why}")
-        if not resume and (file.exists() or finished.exists()):
+        if not resume and finished.exists():
+            raise Misuse(f"{self.out} already holds a finished run; choose another --out")
+        if not resume and file.exists():
             raise Misuse(f"{self.out} already holds a run; add --resume to go on with it, or choose another --out")
 
     def _model(self) -> Objective:
@@ -173,15 +183,13 @@ class BaseSession:
         return torch.rand(self.batch, 2, RANDOMS, generator=generator, device=device)[self.share]
 
     def _step(self, model: Any, optimizer: Any, pixels: Tensor, labels: Tensor, random: Tensor) -> dict[str, Tensor]:
-        try:
+        sentence = f"the device is out of memory at --batch {self.batch}; try --batch {self.batch // 2}"
+        with enough_memory(sentence):
             losses: dict[str, Tensor] = model(pixels, labels, random, self.share.start)
             self.fabric.backward(losses["loss"])
             optimizer.step()
             optimizer.zero_grad()
-            return losses
-        except torch.cuda.OutOfMemoryError as error:
-            sentence = f"the device is out of memory at --batch {self.batch}; try --batch {self.batch // 2}"
-            raise ConcmError(sentence) from error
+        return losses
 
     def _finish(self, model: Objective, last: dict[str, float], file: Path) -> Encoder:
         meta = {
@@ -220,5 +228,5 @@ def _optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.
 def _schedule(step: int, steps: int, warmup: float) -> float:
     """Linear warm-up, then half a cosine to zero."""
     if step < warmup:
-        return (step + 1) / warmup
+        return min(1.0, (step + 1) / warmup)
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, steps - warmup)))

@@ -24,8 +24,8 @@ def save(path: Path, model: nn.Module, optimizer: torch.optim.SGD, meta: dict[st
     save_tensors(path, KIND, tensors, meta)
 
 
-def load(path: Path, model: nn.Module, optimizer: torch.optim.SGD, meta: dict[str, Any]) -> int:
-    """Put the state back and return the step it was taken at; another run's checkpoint is refused."""
+def load(path: Path, model: nn.Module, optimizer: torch.optim.SGD, meta: dict[str, Any]) -> tuple[int, float]:
+    """Put the state back and return its step and the seconds it took so far; another run's checkpoint is refused."""
     tensors, saved = load_tensors(path, KIND)
     for what, value in meta.items():
         if saved.get(what) != value:
@@ -41,7 +41,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.SGD, meta: dict[st
     for name, parameter in model.named_parameters():
         if name in parts["momentum"]:
             optimizer.state[parameter]["momentum_buffer"] = parts["momentum"][name].to(parameter.device)
-    return int(saved["step"])
+    return int(saved["step"]), float(saved["seconds"])
 
 
 def _differs(saved: object, wanted: object) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from concm.data.dataset import ImageSet
+from concm.errors import enough_memory
 
 _AHEAD = 3
 """Batches read ahead while the device works."""
@@ -27,7 +28,8 @@ class Feed:
         self.resident = _fits(images, device) if resident is None else resident
         self._pixels: Tensor | None = None
         if self.resident:
-            self._pixels = torch.from_numpy(images.pixels[images.rows]).to(device)
+            with enough_memory("the pictures do not fit into memory: add --stream"):
+                self._pixels = torch.from_numpy(images.pixels[images.rows]).to(device)
 
     def batches(self, order: Iterable[NDArray[np.int64]]) -> Iterator[tuple[Tensor, Tensor]]:
         """One (pixels, labels) for each array of positions."""

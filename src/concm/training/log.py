@@ -6,8 +6,9 @@ import json
 import shlex
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -15,15 +16,16 @@ from typing import Any
 
 from torch import Tensor
 
-from concm.errors import Misuse
+from concm.errors import ConcmError, Misuse
+from concm.files import write_whole
 
 
 class Meter:
     """Sums losses on the device, so that nothing waits for them but an epoch's end, and counts pictures."""
 
-    def __init__(self, start: int, an_epoch: int, batch: int) -> None:
-        self.start, self.an_epoch, self.batch = start, an_epoch, batch
-        self.begun = time.perf_counter()
+    def __init__(self, start: int, an_epoch: int, batch: int, before: float) -> None:
+        self.start, self.an_epoch, self.batch, self.before = start, an_epoch, batch, before
+        self._begun = time.perf_counter()
         self._sums: dict[str, Tensor] = {}
         self._count = 0
 
@@ -33,20 +35,25 @@ class Meter:
             self._sums[name] = self._sums.get(name, 0) + value.detach()
         self._count += 1
 
-    def row(self, step: int) -> dict[str, float]:
-        """Mean losses since the last row, and speed and time since the start."""
-        losses = {name: float(value) / self._count for name, value in self._sums.items()}
+    @property
+    def seconds(self) -> float:
+        """Time spent on the run, earlier parts of it included."""
+        return self.before + time.perf_counter() - self._begun
+
+    def row(self, step: int, mean: Callable[[Tensor], Any]) -> dict[str, float]:
+        """Mean losses since the last row, over all processes, and speed and time."""
+        losses = {name: float(mean(value)) / self._count for name, value in self._sums.items()}
         self._sums, self._count = {}, 0
-        seconds = time.perf_counter() - self.begun
-        speed = (step - self.start) * self.batch / seconds
-        return {"epoch": step // self.an_epoch, "step": step, **losses, "images_per_second": speed, "seconds": seconds}
+        speed = (step - self.start) * self.batch / (self.seconds - self.before)
+        row = {"epoch": step // self.an_epoch, "step": step, **losses}
+        return {**row, "images_per_second": speed, "seconds": self.seconds}
 
 
 class Log:
     """A JSONL row an epoch, and the same rows for TensorBoard."""
 
     def __init__(self, out: Path, writes: bool, tensorboard: bool, start: int) -> None:
-        self.out, self.writes, self.start = out, writes, start
+        self.out, self.path, self.writes, self.start = out, out / "log.jsonl", writes, start
         self.board: Any = None
         if tensorboard and writes:
             try:
@@ -58,11 +65,8 @@ class Log:
     def __enter__(self) -> None:
         if self.writes:
             self.out.mkdir(parents=True, exist_ok=True)
-            path = self.out / "log.jsonl"
-            # Rows after the checkpoint are of epochs that are run again.
-            rows = path.read_text().splitlines(keepends=True) if self.start and path.exists() else []
-            self.file = path.open("w")
-            self.file.writelines(row for row in rows if json.loads(row)["step"] <= self.start)
+            write_whole(self.path, "".join(self._kept()).encode())
+            self.file = self.path.open("a")
 
     def __exit__(self, *error: object) -> None:
         if self.writes:
@@ -70,12 +74,25 @@ class Log:
         if self.board is not None:
             self.board.close()
 
+    def _kept(self) -> Iterator[str]:
+        """Rows of earlier parts of this run; those after its checkpoint are of epochs that are run again."""
+        rows = self.path.read_text().splitlines(keepends=True) if self.start and self.path.exists() else []
+        for row in rows:
+            try:
+                if json.loads(row)["step"] <= self.start:
+                    yield row
+            except (ValueError, KeyError):  # cut off by a crash
+                continue
+
     def write(self, row: dict[str, Any]) -> None:
         """One epoch."""
         if not self.writes:
             return
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(json.dumps(row) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise ConcmError(f"cannot write {self.path}: {error.strerror or error}") from error
         if self.board is not None:
             for name, value in row.items():
                 self.board.add_scalar(name, value, row["step"])
@@ -83,7 +100,7 @@ class Log:
 
 @contextmanager
 def interruptible() -> Iterator[list[int]]:
-    """Ctrl-C between two steps: the first one asks the loop to stop, a second one breaks off at once."""
+    """Ctrl-C or a request to end between two steps: the first asks the loop to stop, a second breaks off at once."""
     pressed: list[int] = []
 
     def press(number: int, frame: FrameType | None) -> None:
@@ -91,15 +108,15 @@ def interruptible() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         pressed.append(number)
 
-    try:
-        before = signal.signal(signal.SIGINT, press)
-    except ValueError:  # not in the main thread
+    if threading.current_thread() is not threading.main_thread():
         yield pressed
         return
+    before = {number: signal.signal(number, press) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield pressed
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def resume_command() -> str:

@@ -49,15 +49,16 @@ class Recipe:
         at_least(0, seed=self.seed, warmup=self.warmup, jitter=self.jitter, contrast=self.contrast)
         positive = {"epochs": self.epochs, "batch": self.batch, "lr": self.lr, "temperature": self.temperature}
         for name, value in positive.items():
-            if value <= 0:
+            if not value > 0:
                 raise Misuse(f"--{name} must be positive, not {value}")
         shares = {"self-share": self.self_share, "smoothing": self.smoothing, "grey": self.grey}
         shares |= {"cutout": self.cutout, "turned": self.turned}
         for name, share in shares.items():
             if not 0 <= share <= 1:
                 raise Misuse(f"--{name} is a share between 0 and 1, not {share}")
-        if not 0 < self.scale_min <= 1 or self.batch < 2:
-            raise Misuse("--scale-min lies in (0, 1] and --batch is at least 2")
+        at_least(2, batch=self.batch)
+        if not 0 < self.scale_min <= 1:
+            raise Misuse(f"--scale-min lies between 0 and 1, not {self.scale_min}")
 
     def to_json(self) -> dict[str, Any]:
         """All values."""

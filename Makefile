@@ -28,7 +28,7 @@ clean:
 	rm -rf .venv site
 
 .venv/bin/python:
-	@echo "Setting up .venv: 2 to 5 minutes the first time, most of it for torch."
+	@echo "Setting up .venv: 1 to 5 minutes the first time, most of it for torch."
 	$(PYTHON) -m venv .venv
 
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/python

@@ -232,12 +232,7 @@ def main() -> None:
             "images_per_second": speeds,
             "augmentation_ms": milliseconds,
         }
-        settings = {
-            "backbone": options.backbone,
-            "batch": options.batch,
-            "steps": options.steps,
-            "images": options.images,
-        }
+        settings = {name: getattr(options, name) for name in ("backbone", "batch", "steps", "images")}
         options.json.write_text(json.dumps({**settings, **record}, indent=1))
 
 

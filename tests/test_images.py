@@ -232,7 +232,7 @@ def write_folder(folder: Path, count: int = 3) -> list[Path]:
 
 def leftovers(cache: Path) -> list[str]:
     """What is in the cache beside digests of the files' content."""
-    return [path.name for path in cache.iterdir() if not path.name.startswith("digests-")]
+    return [path.name for path in cache.iterdir() if not path.name.startswith("digest-")]
 
 
 @pytest.fixture
@@ -390,3 +390,31 @@ def test_the_cache_is_where_the_environment_says(monkeypatch, variables, folder)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert images.cache_folder() == Path(folder)
+
+
+def test_a_cut_off_cache_file_is_made_again(tmp_path, cache):
+    paths = write_folder(tmp_path / "data")
+    cached(paths, 8)
+    for file in cache.iterdir():
+        file.write_bytes(file.read_bytes()[:-20])
+    np.testing.assert_array_equal(cached(paths, 8)[0][2], noise(2))
+
+
+def test_refusing_and_skipping_share_one_entry(tmp_path, cache):
+    paths = write_folder(tmp_path / "data")
+    cached(paths, 8, "skip")
+    cached(paths, 8, "refuse")
+    assert len(list(cache.glob("*.npy"))) == 1
+
+
+def test_pictures_in_memory_are_scaled_once(tmp_path, cache, monkeypatch):
+    pixels = np.stack([noise(seed) for seed in range(3)])
+    first = images.resized(pixels, 16).copy()
+    monkeypatch.setattr(images, "_square", None)
+    np.testing.assert_array_equal(images.resized(pixels, 16), first)
+
+
+def test_float_pictures_from_nought_to_one_are_not_black(tmp_path):
+    path = tmp_path / "float.tiff"
+    Image.fromarray(np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)).save(path)
+    assert decode(path, 8).max() == 255

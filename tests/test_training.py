@@ -408,9 +408,9 @@ def test_a_truncated_checkpoint_is_refused(data, interrupted, capsys):
 
 
 def test_a_folder_that_holds_a_run_is_refused(data, reference, interrupted, capsys):
-    for out in (reference, interrupted):
+    for out, what in ((reference, "a finished run"), (interrupted, "a run; add --resume")):
         before = {path.name: path.read_bytes() for path in out.iterdir()}
-        assert f"{out} already holds a run" in refusal(capsys, *training(data, out), code=2)
+        assert f"{out} already holds {what}" in refusal(capsys, *training(data, out), code=2)
         assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
@@ -442,7 +442,7 @@ def test_running_out_of_memory_names_the_batch_to_try(data, tmp_path, monkeypatc
     [
         ("epochs", 0, "--epochs must be positive"),
         ("lr", -1, "--lr must be positive"),
-        ("batch", 1, "--batch is at least 2"),
+        ("batch", 1, "--batch must be at least 2"),
         ("turned", 2, "--turned is a share between 0 and 1"),
         ("seed", -1, "--seed"),
         ("devices", 0, "--devices"),
@@ -484,3 +484,45 @@ def _all_training(model: nn.Module) -> bool:
 
 def _zero() -> dict[str, torch.Tensor]:
     return {"loss": torch.zeros(())}
+
+
+def test_the_rate_never_exceeds_its_peak_however_short_the_run(data, tmp_path):
+    assert call(*training(data, tmp_path / "run", epochs=1, lr=0.2)) == 0
+    assert all(row["lr"] <= 0.2 for row in rows_of(tmp_path / "run"))
+    for steps, warmup in ((4, 0.25), (4, 1.0), (100, 2.5), (10, 0.0)):
+        assert max(base_session._schedule(step, steps, warmup) for step in range(steps)) <= 1
+
+
+def test_a_log_that_a_crash_cut_off_does_not_stop_a_resumed_run(data, interrupted):
+    log = interrupted / "log.jsonl"
+    log.write_text(log.read_text() + '{"epoch": 9, "st')
+    assert call(*training(data, interrupted, "--resume")) == 0
+    assert [row["epoch"] for row in rows_of(interrupted)][-1] == EPOCHS
+
+
+def test_a_resumed_run_counts_the_time_before_the_interruption(data, interrupted):
+    _, before = load_tensors(interrupted / "checkpoint.safetensors", checkpoint.KIND)
+    assert call(*training(data, interrupted, "--resume")) == 0
+    _, meta = load_tensors(interrupted / "backbone.safetensors", "concm-backbone-1")
+    assert meta["seconds"] >= round(before["seconds"], 1)
+
+
+def test_memory_that_runs_out_on_the_cpu_is_a_sentence_too(data, tmp_path, monkeypatch, capsys):
+    def full(self, *_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr(Objective, "forward", full)
+    assert "out of memory at --batch 8; try --batch 4" in refusal(capsys, *training(data, tmp_path / "run"), code=1)
+
+
+def test_a_request_to_end_stops_like_ctrl_c(data, tmp_path):
+    words = [str(word) for word in training(data, tmp_path / "run", epochs=500)]
+    run = subprocess.Popen([str(CONCM), *words], env=environment(), stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "run" / "log.jsonl").exists() or not rows_of(tmp_path / "run"):
+        assert run.poll() is None
+        time.sleep(0.1)
+    run.send_signal(signal.SIGTERM)
+    _, said = run.communicate(timeout=120)
+    assert run.returncode == 1
+    assert "--resume" in said
+    assert (tmp_path / "run" / "checkpoint.safetensors").exists()

@@ -77,10 +77,12 @@ def extract(
 def statistics(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and population standard deviation (classes, d) and count (classes,) of each class, summed in float64."""
     counts = torch.bincount(labels, minlength=classes)
-    groups = features[labels.argsort(stable=True)].split(counts.tolist())
-    mean = torch.stack([group.double().mean(0) for group in groups])
-    std = torch.stack([group.double().std(0, correction=0) for group in groups])
-    return mean.float(), std.float(), counts
+    shape = (classes, features.shape[1])
+    mean, std = torch.empty(shape), torch.empty(shape)
+    for label in range(classes):
+        own = features[labels == label].double()
+        mean[label], std[label] = own.mean(0), own.std(0, correction=0)
+    return mean, std, counts
 
 
 def limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:

@@ -33,6 +33,10 @@ R = TypeVar("R")
 class BrokenPicture(ConcmError):
     """A file that cannot be read as a picture."""
 
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name} {reason}")
+        self.reason = reason
+
 
 def cache_folder() -> Path:
     """Where decoded pictures are kept: $CONCM_CACHE, or the user's cache folder."""
@@ -47,8 +51,9 @@ def decode(data: bytes | Path, side: int) -> NDArray[np.uint8]:
         with Image.open(data if isinstance(data, Path) else io.BytesIO(data)) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise BrokenPicture(
-                    f"{name} has {image.width}×{image.height} pixels; at most {MAX_PIXELS // 10**6} million are read: "
-                    "scale it down"
+                    name,
+                    f"has {image.width}×{image.height} pixels; at most {MAX_PIXELS // 10**6} million are read: "
+                    "scale it down",
                 )
             image.draft("RGB", (2 * side, 2 * side))
             turn = _TURNS.get(image.getexif().get(0x0112, 1))
@@ -57,7 +62,7 @@ def decode(data: bytes | Path, side: int) -> NDArray[np.uint8]:
     except BrokenPicture:
         raise
     except Exception as error:
-        raise BrokenPicture(f"{name} cannot be read as a picture ({_reason(error)})") from error
+        raise BrokenPicture(name, f"cannot be read as a picture ({_reason(error)})") from error
 
 
 _TURNS = {
@@ -124,9 +129,10 @@ def cached(
     paths: Sequence[Path], side: int, broken: Broken = "refuse"
 ) -> tuple[NDArray[np.uint8], list[int], list[str]]:
     """Decoded pictures (memory-mapped), the positions in `paths` they belong to, and complaints about skipped ones."""
-    content = _digests(paths)
-    pixels, skipped = _stored(content, side, lambda row: decode(paths[row], side), len(paths), broken)
-    complaints = [f"{paths[row]} {why.removeprefix(str(paths[row])).strip()}" for row, why in skipped.items()]
+    pixels, skipped = _stored(_digests(paths), side, lambda row: decode(paths[row], side), len(paths), broken)
+    complaints = [f"{paths[row]} {why}" for row, why in skipped.items()]
+    if complaints and broken == "refuse":
+        raise _refusal(complaints[0])
     return pixels, [row for row in range(len(paths)) if row not in skipped], complaints
 
 
@@ -155,8 +161,6 @@ def _stored(
         if entry is None:
             raise ConcmError(f"the cache file {file} cannot be read back; delete it, or set CONCM_CACHE elsewhere")
     pixels, skipped = entry
-    if skipped and broken == "refuse":
-        raise _refusal(next(iter(skipped.values())))
     return pixels[: count - len(skipped)], skipped
 
 
@@ -193,7 +197,7 @@ def _decode_all(
             if isinstance(result, BrokenPicture):
                 if broken == "refuse":
                     raise _refusal(str(result))
-                skipped.append((row, str(result)))
+                skipped.append((row, result.reason))
             else:
                 store[at] = result
                 at += 1

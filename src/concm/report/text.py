@@ -69,7 +69,8 @@ def show_run(encoder: Encoder, path: Path) -> None:
     meta = encoder.meta
     say(
         f"{encoder.name} on {meta['scenario']}: epochs: {meta['recipe']['epochs']}, {meta['seconds']:.0f} s "
-        f"({meta['images_per_second']:,} images/s), base accuracy of its own head {meta['base_accuracy']:.2f} %; wrote {path}"
+        f"({meta['images_per_second']:,} images/s), base accuracy {meta['base_accuracy']:.2f} % by its own head; "
+        f"wrote {path}"
     )
 
 

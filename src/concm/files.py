@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,31 @@ from torch import Tensor
 from concm.errors import ConcmError
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Replace `path` in one step: a crash or a full disk leaves the old file, and no draft."""
+@contextmanager
+def replacing(path: Path, way_out: str = "") -> Iterator[Path]:
+    """A draft beside `path` that takes its place in one step on success, and disappears on failure."""
     draft = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(draft, 0o644)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
+        os.close(handle)
+        draft = Path(name)
+        yield draft
+        draft.chmod(0o644)
         os.replace(draft, path)
     except OSError as error:
-        raise ConcmError(f"cannot write {path}: {error.strerror or error}") from error
+        raise ConcmError(f"cannot write {path}: {error.strerror or error}{way_out}") from error
     finally:
         if draft is not None:
-            Path(draft).unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace `path`: a crash or a full disk leaves the old file, and no draft."""
+    with replacing(path) as draft, draft.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:

@@ -6,12 +6,10 @@ import hashlib
 import io
 import json
 import os
-import tempfile
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -20,12 +18,14 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from concm.errors import ConcmError
+from concm.files import replacing
 from concm.progress import track
 
 Broken = Literal["refuse", "skip"]
 MAX_PIXELS = 89_000_000
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # refused below, with a sentence
 _VERSION = 1  # of the pixels that decoding gives; raise it when they change
+_ELSEWHERE = "; set CONCM_CACHE to a folder elsewhere"
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -187,7 +187,7 @@ def _decode_all(
             return error
 
     skipped: list[tuple[int, str]] = []
-    with _replacing(file) as draft:
+    with replacing(file, _ELSEWHERE) as draft:
         store = np.lib.format.open_memmap(draft, mode="w+", dtype=np.uint8, shape=(count, side, side, 3))
         if hasattr(os, "posix_fallocate"):  # a full disk must be an error here, not a crash in the middle of a page
             with draft.open("r+b") as handle:
@@ -203,28 +203,8 @@ def _decode_all(
                 at += 1
         store.flush()
         del store
-    with _replacing(notes) as draft:
+    with replacing(notes, _ELSEWHERE) as draft:
         draft.write_text(json.dumps({"skipped": skipped}))
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A draft beside `path` that takes its place on success and disappears on failure."""
-    draft = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
-        os.close(handle)
-        draft = Path(name)
-        yield draft
-        os.replace(draft, path)
-    except OSError as error:
-        raise ConcmError(
-            f"cannot write {path}: {error.strerror or error}; set CONCM_CACHE to another folder"
-        ) from error
-    finally:
-        if draft is not None:
-            draft.unlink(missing_ok=True)
 
 
 def _digests(paths: Sequence[Path]) -> str:
@@ -242,6 +222,6 @@ def _digests(paths: Sequence[Path]) -> str:
     together = hashlib.blake2b(digest_size=16)
     for digest in in_threads(lambda path: hashlib.blake2b(path.read_bytes()).digest(), paths, "reading files"):
         together.update(digest)
-    with _replacing(ledger) as draft:
+    with replacing(ledger, _ELSEWHERE) as draft:
         draft.write_text(together.hexdigest())
     return together.hexdigest()

@@ -11,7 +11,7 @@ from torch import nn
 
 from concm.data.augment import RANDOMS
 from concm.data.scenarios import of_folder
-from concm.losses import supervised_contrast
+from concm.losses import anchored_contrast, matching, supervised_contrast
 from concm.training.objective import Objective
 from concm.training.recipe import Recipe
 
@@ -162,3 +162,34 @@ def test_a_cosine_head_ignores_lengths():
     features = torch.randn(4, 12, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(head(features), head(7 * features))
     assert head(features).abs().max() <= 16
+
+
+@pytest.mark.parametrize("scale", [1.0, 16.0])
+@pytest.mark.parametrize("weights", [None, [2.0, 0.05, 1.0]])
+def test_matching_is_the_share_of_the_own_structure_vector(scale, weights):
+    x, structure, labels = vectors(6, 4), vectors(3, 4, seed=1), [0, 1, 2, 0, 0, 1]
+    total = norm = 0.0
+    for i, label in enumerate(labels):
+        shares = [math.exp(scale * float(x[i] @ vector)) for vector in structure]
+        weight = 1.0 if weights is None else weights[label]
+        total -= weight * math.log(shares[label] / sum(shares))
+        norm += weight
+    weighed = None if weights is None else torch.tensor(weights, dtype=torch.float64)
+    found = matching(x, torch.tensor(labels), structure, scale=scale, weights=weighed)
+    assert float(found) == pytest.approx(total / norm)
+
+
+@pytest.mark.parametrize("anchors", [[], [2], [0, 1, 2]])
+def test_structure_vectors_are_positives_of_their_class_and_negatives_of_the_others(anchors):
+    x, structure, y = vectors(6, 4), vectors(3, 4, seed=1), torch.tensor([0, 1, 2, 0, 0, 1])
+    chosen = torch.tensor(anchors, dtype=torch.long)
+    others, other_labels = torch.cat([x, structure[chosen]]), torch.cat([y, chosen])
+    expected = slow_contrast(x, y, others, other_labels, torch.arange(6), 0.2)
+    assert float(anchored_contrast(x, y, structure, chosen, 0.2)) == pytest.approx(expected)
+
+
+def test_an_anchor_pulls_even_a_class_of_one_sample():
+    x = vectors(3, 4).requires_grad_()
+    y, structure = torch.tensor([0, 1, 2]), vectors(3, 4, seed=1)
+    anchored_contrast(x, y, structure, torch.tensor([2]), 0.2).backward()
+    assert x.grad[2] @ structure[2] < 0

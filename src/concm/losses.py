@@ -1,8 +1,9 @@
-"""Contrastive losses, each a plain function of tensors."""
+"""Losses, each a plain function of tensors: matching to a structure, and contrast."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -20,3 +21,26 @@ def supervised_contrast(
     positive = (labels[:, None] == other_labels) & ~itself
     per_anchor = (log_share * positive).sum(1) / positive.sum(1).clamp(min=1)
     return -per_anchor.mean()
+
+
+def matching(
+    vectors: Tensor, labels: Tensor, structure: Tensor, *, scale: float = 1.0, weights: Tensor | None = None
+) -> Tensor:
+    """L_Match (Eq. 13): cross-entropy of unit vectors (n, d) over their cosines to the structure (classes, d).
+
+    The paper's cosines are bare (`scale` 1); `weights` (classes,) weigh the classes' samples.
+    """
+    return F.cross_entropy(scale * vectors @ structure.T, labels, weight=weights)
+
+
+def anchored_contrast(
+    vectors: Tensor, labels: Tensor, structure: Tensor, anchors: Tensor, temperature: float
+) -> Tensor:
+    """L_Cont (Eq. 14): supervised contrast in which the structure vectors of the classes `anchors` (a,) take part.
+
+    A class's structure vector is one more positive of its samples and a negative of all others; it is no sample itself.
+    (The printed equation lacks the logarithm; this is the loss of Khosla et al. that it cites.)
+    """
+    others = torch.cat([vectors, structure[anchors]])
+    own = torch.arange(len(vectors), device=vectors.device)
+    return supervised_contrast(vectors, labels, others, torch.cat([labels, anchors]), own, temperature)

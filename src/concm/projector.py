@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Projector(nn.Module):
-    """Two layers, with unit length before and after (paper, "Model architecture"); `width` is d_g, which may grow later."""
+    """Two layers with unit length before and after (paper, "Model architecture"); `width` is d_g and may grow."""
 
     def __init__(self, dimension: int, width: int = 128, hidden: int = 2048) -> None:
         super().__init__()

@@ -344,3 +344,18 @@ def test_attributes_of_names_are_shown_and_no_name_is_a_mistake(capsys):
     assert "wing" in shown
     assert call("attributes") == 2
     assert "takes class names" in sentence(capsys.readouterr().err)
+
+
+def test_a_backbone_trained_for_validation_gives_a_bank_to_tune_on(data, backbone, tmp_path, capsys):
+    train = ["train", "folder", "--data", data, "--out", tmp_path / "run", *CUT, "--backbone", "resnet20"]
+    assert call(*train, "--epochs", 1, "--batch", 8, "--seed", 3, "--validate") == 0
+    out = tmp_path / "bank.safetensors"
+    assert call(*features(data, tmp_path / "run", out, "--validate")) == 0
+    bank = banks.load(out)
+    whole = of_folder([path.name for path in (data / "train").iterdir()], base=4, way=1, shot=5, size=32)
+    assert bank.scenario.name == "folder-validation"
+    assert sorted(bank.scenario.keys) == sorted(whole.keys[:4])
+    assert bank.scenario.base == 3
+    assert len(bank.base.labels) + len(bank.novel.labels) + len(bank.test.labels) == 4 * 8
+    said = refusal(capsys, *features(data, backbone, tmp_path / "other.safetensors", "--validate"), code=2)
+    assert "trained with --validate" in said

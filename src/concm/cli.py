@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -96,6 +96,7 @@ def features(
     backbone: str,
     out: Path,
     machine: Machine = Machine(),  # noqa: B008
+    validate: bool = False,
     views: int = 0,
     mirror: bool = False,
     base_limit: int | None = None,
@@ -114,6 +115,8 @@ def features(
         A run folder or file of `concm train`, or a backbone that comes with weights (see `concm backbones`).
     out
         The bank to write.
+    validate
+        Extract the validation scenario of a backbone trained with `--validate`: the bank to choose settings on.
     views
         Augmented views (shift, mirror) to keep of each training image.
     mirror
@@ -143,6 +146,8 @@ def features(
     given = natural if scenario == "folder" else scenarios.load(scenario)
     encoder = load(backbone, given.transform, mirror=mirror)
     dataset = pictures.load(scenario, encoder.transform)
+    if validate:
+        dataset = dataset.validation(seed=_validation_seed(encoder.meta))
     fabric = machine.fabric()
     if novel_limit is not None and dataset.scenario.sessions:
         at_least(dataset.scenario.shot, **{"novel-limit": novel_limit})
@@ -256,6 +261,13 @@ def backbones() -> None:
     from concm.report import text
 
     text.show_backbones(registered())
+
+
+def _validation_seed(meta: dict[str, Any]) -> int:
+    """The seed that decided which base classes the backbone has not seen."""
+    if not str(meta.get("scenario", "")).endswith("-validation"):
+        raise Misuse("--validate needs a backbone that was trained with --validate: this one has seen all base classes")
+    return int(meta["recipe"]["seed"])
 
 
 def main(arguments: list[str] | None = None) -> None:

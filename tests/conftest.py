@@ -11,11 +11,15 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from numpy.typing import NDArray
 from PIL import Image
 
 from concm.data.bank import Bank, Part
 from concm.data.scenarios import of_folder
+
+settings.register_profile("repeatable", deadline=None, max_examples=40, derandomize=True, database=None)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture

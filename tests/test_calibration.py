@@ -34,7 +34,17 @@ def made_of_attributes(classes: int = 24, attributes: int = 6, dimension: int = 
     features = mean[labels] + 1.5 * torch.randn(len(labels), dimension, generator=random)
     views = features[:, None] + 0.1 * torch.randn(len(labels), 2, dimension, generator=random)
     names = tuple(str(label) for label in range(classes))
-    session = Session(0, range(classes), names, features, labels, views, mean, torch.full_like(mean, 1.5))
+    session = Session(
+        0,
+        range(classes),
+        names,
+        features,
+        labels,
+        views,
+        mean,
+        torch.full_like(mean, 1.5),
+        torch.full((classes,), images),
+    )
     return session, Words(association)
 
 

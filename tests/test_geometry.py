@@ -5,14 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from concm import geometry
 from concm.errors import Misuse
-
-settings.register_profile("here", deadline=None, max_examples=40, derandomize=True)
-settings.load_profile("here")
 
 shapes = st.integers(2, 24).flatmap(lambda n: st.tuples(st.just(n), st.integers(n - 1, n + 20), st.integers(0, 10**6)))
 

@@ -16,7 +16,9 @@ def base_session(classes: int = 4, dimension: int = 6) -> Session:
     mean = torch.stack([features[labels == k].mean(0) for k in range(classes)])
     std = torch.stack([features[labels == k].std(0, correction=0) for k in range(classes)])
     views = features[:, None] + torch.randn(len(labels), 2, dimension, generator=generator)
-    return Session(0, range(classes), tuple("abcd"[:classes]), features, labels, views, mean, std)
+    return Session(
+        0, range(classes), tuple("abcd"[:classes]), features, labels, views, mean, std, torch.full((classes,), 10)
+    )
 
 
 def novel_session(first: int, shots: list[int], *, views: int = 2, dimension: int = 6) -> Session:
@@ -103,3 +105,16 @@ def test_its_size_is_what_its_tensors_take():
     memory.add(session, *class_statistics(session, with_views=True), replay=5)
     floats = 2 * 6 * 6 + 10 * 6 + 10 * 2 * 6
     assert memory.bytes == 4 * floats + 8 * (6 + 10)
+
+
+def test_shots_without_views_stand_in_for_them():
+    memory = Memory.of_base(base_session())
+    session = novel_session(4, [3], views=0)
+    memory.add(session, *class_statistics(session, with_views=True), replay=5)
+    assert torch.equal(memory.views, session.features[:, None].expand(3, 2, 6))
+
+
+def test_the_count_of_a_base_class_is_that_of_all_its_images_not_of_those_at_hand():
+    session = base_session()
+    everything = Session(**{**session.__dict__, "counts": torch.full((4,), 500)})
+    assert Memory.of_base(everything).counts.tolist() == [500] * 4

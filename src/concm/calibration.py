@@ -20,12 +20,12 @@ from concm.semantics.semantics import Semantics
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """Defaults: the released code's layers and the paper's aggregation."""
+    """Defaults: the released code's layers and the paper's aggregation; steps and optimizer are not validated yet."""
 
     shots: int = 5
     "Of an episode (paper, Section 3.2)."
     steps: int = 300
-    "Episodes over all base classes; the released code takes 10,000 smaller ones to the same loss."
+    "Episodes, each over all base classes (released code: 10,000)."
     lr: float = 1e-3
     "Of AdamW, cosine to zero."
     weight_decay: float = 1e-2
@@ -114,14 +114,16 @@ def train(
 ) -> Calibrator:
     """Meta-train on episodes of the base session's classes (or of some of them): MSE to their true means (Eq. 4)."""
     assert session.mean is not None
+    assert session.counts is not None
     chosen = torch.tensor(sorted(session.classes if classes is None else classes))
     vectors, association = semantics.classes([session.names[label] for label in chosen.tolist()])
-    counts = torch.bincount(session.labels, minlength=len(session.classes))[chosen]
     mean = session.mean[chosen]
     scale = float(mean.norm(dim=1).mean())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = Calibrator(attribute_features(mean, counts, association), semantics.vectors, scale, settings)
+        network = Calibrator(
+            attribute_features(mean, session.counts[chosen], association), semantics.vectors, scale, settings
+        )
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)

@@ -135,16 +135,13 @@ def features(
     at_least(1, batch=batch)
     at_least(0, views=views, seed=seed)
     from concm.backbones.encoder import load
-    from concm.data import scenarios
     from concm.data.extract import extract
     from concm.data.sessions import draw
     from concm.evaluation.controls import average, nearest_mean
     from concm.report import text
 
     machine.accelerator()
-    natural = scenarios.of_folder("ab", base=2, way=1, shot=1, size=pictures.image_size)
-    given = natural if scenario == "folder" else scenarios.load(scenario)
-    encoder = load(backbone, given.transform, mirror=mirror)
+    encoder = load(backbone, pictures.transform(scenario), mirror=mirror)
     dataset = pictures.load(scenario, encoder.transform)
     if validate:
         dataset = dataset.validation(seed=_validation_seed(encoder.meta))

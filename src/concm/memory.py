@@ -5,7 +5,7 @@ Everything after the base session is trained on samples drawn from here, so no p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -24,19 +24,20 @@ class Memory:
     exemplars: Tensor
     labels: Tensor
     views: Tensor
-    base: int = field(default=0)
+    base: int
 
     @classmethod
     def of_base(cls, session: Session) -> Memory:
         """The base classes: exact statistics, and no exemplar of any."""
-        if session.mean is None or session.std is None:
-            raise ValueError("a base session comes with the statistics of its classes")
+        assert session.mean is not None
+        assert session.std is not None
+        assert session.counts is not None
         empty = session.features.new_empty(0, session.features.shape[1])
         views = session.views.shape[1] if session.views is not None else 0
         return cls(
             mean=session.mean,
             std=session.std,
-            counts=torch.bincount(session.labels, minlength=len(session.classes)),
+            counts=session.counts,
             exemplars=empty,
             labels=session.labels.new_empty(0),
             views=empty.new_empty(0, views, empty.shape[1]),
@@ -48,7 +49,9 @@ class Memory:
         first = session.classes.start
         counts = torch.bincount(session.labels - first, minlength=len(session.classes))
         kept = torch.cat([(session.labels == label).nonzero().flatten()[:replay] for label in session.classes])
-        views = session.views[kept] if session.views is not None else self.views[:0].expand(len(kept), 0, -1)
+        # A shot without views stands in for them.
+        views = session.features[kept][:, None].expand(-1, self.views.shape[1], -1)
+        views = views if session.views is None else session.views[kept]
         self.mean = torch.cat([self.mean, mean])
         self.std = torch.cat([self.std, std])
         self.counts = torch.cat([self.counts, counts])

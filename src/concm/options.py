@@ -45,6 +45,12 @@ class Pictures:
     broken: Literal["refuse", "skip"] = "refuse"
     "What to do with files that cannot be read as pictures."
 
+    def transform(self, name: str) -> Transform:
+        """How pictures of the scenario `name` enter a network that brings no transform of its own."""
+        from concm.data import scenarios
+
+        return scenarios.natural(self.image_size) if name == "folder" else scenarios.load(name).transform
+
     def load(self, name: str, transform: Transform | None) -> Dataset:
         """The scenario `name` with its pictures; complaints about skipped ones go to standard error."""
         from concm.data import dataset, scenarios, sources

@@ -122,10 +122,14 @@ def load(name: str) -> Scenario:
     )
 
 
+def natural(size: int) -> Transform:
+    """The transform of anybody's photos; small pictures are taken whole."""
+    return replace(_NATURAL, size=size, resize=size if size <= 64 else round(size * 256 / 224))
+
+
 def of_folder(keys: Iterable[str], *, base: int, way: int, shot: int, size: int = 224) -> Scenario:
     """A scenario over anybody's class folders, in alphabetical order."""
     ordered = tuple(sorted(keys))
-    resize = size if size <= 64 else round(size * 256 / 224)
     return Scenario(
         name="folder",
         title=f"class folders: {base} base classes, then {way}-way {shot}-shot sessions",
@@ -134,5 +138,5 @@ def of_folder(keys: Iterable[str], *, base: int, way: int, shot: int, size: int 
         base=base,
         way=way,
         shot=shot,
-        transform=replace(_NATURAL, size=size, resize=resize),
+        transform=natural(size),
     )

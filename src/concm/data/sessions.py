@@ -22,7 +22,8 @@ Shots = dict[int, list[int]]
 class Session:
     """What one session brings: classes (indices and names), features with labels, and views of the shots.
 
-    The base session also has `mean` and `std` (classes, d) over all its images, of which `features` may be a part.
+    The base session also has `mean` and `std` (classes, d) and `counts` (classes,) of all its images, of which
+    `features` may be a part.
     """
 
     index: int
@@ -33,6 +34,7 @@ class Session:
     views: Tensor | None
     mean: Tensor | None = None
     std: Tensor | None = None
+    counts: Tensor | None = None
 
 
 def draw(bank: Bank, seed: int) -> Shots:
@@ -91,7 +93,7 @@ def sessions(bank: Bank, shots: Shots) -> Iterator[Session]:
         names = scenario.names[classes.start : classes.stop]
         if index == 0:
             base = bank.base
-            yield Session(0, classes, names, base.features, base.labels, base.views, bank.mean, bank.std)
+            yield Session(0, classes, names, base.features, base.labels, base.views, bank.mean, bank.std, bank.counts)
         else:
             part = bank.novel.where(torch.tensor([row for label in classes for row in shots[label]]))
             yield Session(index, classes, names, part.features, part.labels, part.views)

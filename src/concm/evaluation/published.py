@@ -1,0 +1,87 @@
+"""Published figures: the tables of the ConCM paper (ICLR 2026) as printed, with notes where the print slips."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+from concm.data.scenarios import nearest
+from concm.errors import Misuse
+
+
+@dataclass(frozen=True)
+class Row:
+    """A printed row, accuracies in per cent; `sessions` are those of `hm` and of every other list.
+
+    `other` holds what only some tables have, such as `nacc`, `ber`, `smr`, `mpc` or `shot`.
+    """
+
+    scenario: str = ""
+    method: str = ""
+    backbone: str | None = None
+    base_acc: float | None = None
+    hm: tuple[float, ...] = ()
+    ahm: float | None = None
+    fa: float | None = None
+    sessions: tuple[int, ...] = ()
+    comparison: bool = False
+    note: str = ""
+    other: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table under its LaTeX label; `gain` is the printed lead of ConCM over the second, in points."""
+
+    label: str
+    title: str
+    scenario: str
+    rows: tuple[Row, ...]
+    gain: Row | None
+    note: str
+
+
+@cache
+def tables() -> tuple[Table, ...]:
+    """All tables, in the order of the paper."""
+    data = tomllib.loads((files("concm.evaluation") / "published.toml").read_text(encoding="utf-8"))
+    return tuple(_table(entry) for entry in data["table"])
+
+
+def table(label: str) -> Table:
+    """One table by its label."""
+    found = {table.label: table for table in tables()}
+    if label not in found:
+        raise Misuse(f"no published table called {label!r}; {nearest(label, found)}")
+    return found[label]
+
+
+def rows(scenario: str) -> list[Row]:
+    """The methods that the paper compares on a scenario, as ordered there; none where it has no such table."""
+    return [row for table in tables() for row in table.rows if row.comparison and row.scenario == scenario]
+
+
+def _table(data: dict[str, Any]) -> Table:
+    common = {key: data[key] for key in ("scenario", "sessions", "comparison") if key in data}
+    return Table(
+        label=data["label"],
+        title=data["title"],
+        scenario=data.get("scenario", ""),
+        rows=tuple(_row(common | row) for row in data["rows"]),
+        gain=_row(common | data["gain"]) if "gain" in data else None,
+        note=data.get("note", ""),
+    )
+
+
+def _row(data: dict[str, Any]) -> Row:
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    longest = max((len(value) for value in values.values() if isinstance(value, tuple)), default=0)
+    values.setdefault("sessions", tuple(range(1, longest + 1)))
+    known = {entry.name for entry in fields(Row)}
+    other = {key: values.pop(key) for key in data if key not in known}
+    return Row(**values, other=MappingProxyType(other))

@@ -24,7 +24,7 @@ class CalibrationSettings:
 
     shots: int = 5
     "Of an episode (paper, Section 3.2)."
-    steps: int = 300
+    steps: int = 100
     "Episodes, each over all base classes (released code: 10,000)."
     lr: float = 1e-3
     "Of AdamW, cosine to zero."
@@ -93,11 +93,12 @@ def attribute_features(mean: Tensor, counts: Tensor, association: Tensor) -> Ten
 
 def episode(session: Session, classes: Tensor, shots: int, generator: torch.Generator) -> Tensor:
     """Few-shot prototypes (n, d) of the given classes: the mean of `shots` of their images, with all their views."""
-    order = session.labels + torch.rand(len(session.labels), generator=generator)
+    device = session.labels.device
+    order = session.labels + torch.rand(len(session.labels), generator=generator, device=device)
     rows = order.argsort()
     counts = torch.bincount(session.labels, minlength=len(session.classes))
     starts = counts.cumsum(0) - counts
-    chosen = rows[starts[classes, None] + torch.arange(shots) % counts[classes, None].clamp(max=shots)]
+    chosen = rows[starts[classes, None] + torch.arange(shots, device=device) % counts[classes, None].clamp(max=shots)]
     features = session.features[chosen][:, :, None]
     if session.views is not None:
         features = torch.cat([features, session.views[chosen]], 2)
@@ -115,16 +116,18 @@ def train(
     """Meta-train on episodes of the base session's classes (or of some of them): MSE to their true means (Eq. 4)."""
     assert session.mean is not None
     assert session.counts is not None
-    chosen = torch.tensor(sorted(session.classes if classes is None else classes))
-    vectors, association = semantics.classes([session.names[label] for label in chosen.tolist()])
+    labels = sorted(session.classes if classes is None else classes)
+    device = session.features.device
+    chosen = torch.tensor(labels, device=device)
+    vectors, association = (part.to(device) for part in semantics.classes([session.names[at] for at in labels]))
     mean = session.mean[chosen]
     scale = float(mean.norm(dim=1).mean())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = Calibrator(
-            attribute_features(mean, session.counts[chosen], association), semantics.vectors, scale, settings
-        )
-    generator = torch.Generator().manual_seed(seed)
+            attribute_features(mean, session.counts[chosen], association), semantics.vectors.to(device), scale, settings
+        ).to(device)
+    generator = torch.Generator(device).manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
     for _ in range(settings.steps):

@@ -22,6 +22,116 @@ app = App(
 
 
 @app.command
+def bench(
+    scenario: str = "cifar100",
+    *,
+    method: list[str] | None = None,
+    draws: int = 5,
+    seeds: int = 1,
+    seed: int = 0,
+    splits: Path | None = None,
+    bank: Path | None = None,
+    way: int | None = None,
+    shot: int | None = None,
+    sessions: int | None = None,
+    out: Path = Path("runs/bench"),
+    json: Path | None = None,
+    figure: Path | None = None,
+    jobs: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> None:
+    """Run methods on a feature bank, session by session, beside the controls and the published figures.
+
+    Parameters
+    ----------
+    scenario
+        A scenario whose bank ships with concm; not needed with `--bank`.
+    method
+        A method (see `concm methods`), with settings if you like: `concm:alpha=0.5,structure=fixed,total=100`, or a
+        preset: `concm:published`. May be given several times; the controls run in any case.
+    draws
+        Draws of the shots; figures are means over them.
+    seeds
+        Runs of each draw, with other random weights and samples.
+    seed
+        Of the first draw, and of the methods.
+    splits
+        Take the shots of published index lists (session_2.txt and on) instead of drawing them.
+    bank
+        A feature bank of `concm features`, instead of the one that ships with concm.
+    way
+        Classes a session, instead of the scenario's.
+    shot
+        Shots a class, instead of the scenario's.
+    sessions
+        A smaller number of sessions.
+    out
+        One result file a run; runs that are finished there are not repeated.
+    json
+        Also write the table, as JSON.
+    figure
+        The picture; by default bench.png beside the results.
+    jobs
+        Runs at a time; by default one a core, and one at a time on a GPU.
+    device
+        The GPU if there is one, unless you say otherwise.
+    """
+    from concm.report import bench as report
+    from concm.report import figures, text
+
+    at_least(1, draws=draws, seeds=seeds, jobs=1 if jobs is None else jobs)
+    at_least(0, seed=seed)
+    chosen = Machine(device=device).accelerator()
+    from concm.evaluation.bench import Source, Task, collect, cores, missing, run_all
+    from concm.evaluation.controls import METHODS
+    from concm.progress import bar
+
+    source = Source(scenario, bank, way, shot, sessions)
+    loaded = source.bank()
+    labels = list(dict.fromkeys([*(method or ["concm"]), *METHODS]))
+    draws = 1 if splits else draws
+    tasks = [
+        Task(source, label, seed + at, seed + at + 1000 * repeat, splits, chosen)
+        for label in labels
+        for at in range(draws)
+        for repeat in range(seeds)
+    ]
+    todo = missing(tasks, out)
+    if len(todo) < len(tasks):
+        complain(f"{len(tasks) - len(todo)} of {len(tasks)} runs are finished in {out}")
+    with bar() as progress:
+        total = len(todo) * (loaded.scenario.sessions + 1)
+        task = progress.add_task("bench", total=total, note="")
+
+        def listen(name: str, index: int, found: dict[str, float]) -> None:
+            note = f"{name}, session {index}: " + (f"HM {found['hm']:.1f}" if index else f"accuracy {found['acc']:.1f}")
+            progress.update(task, advance=1, note=note)
+
+        try:
+            run_all(todo, out, listen, jobs=jobs or (1 if chosen == "cuda" else cores()))
+        except KeyboardInterrupt as error:
+            raise ConcmError(f"interrupted; finished runs are in {out}, the same command does the rest") from error
+    rows = report.rows(collect(tasks, out))
+    report.show(loaded, rows, draws)
+    picture = figure or out / "bench.png"
+    figures.bench(loaded, rows, picture)
+    written = [picture]
+    if json is not None:
+        report.write_json(json, loaded, rows, draws)
+        written.append(json)
+    text.say(f"wrote {' and '.join(map(str, written))}; one result file a run in {out}")
+
+
+@app.command
+def methods() -> None:
+    """List the methods."""
+    from concm.methods import entries
+    from concm.report import text
+
+    text.show_methods(list(entries().values()))
+
+
+@app.command
 def train(
     scenario: str,
     *,

@@ -6,12 +6,15 @@ Everything after the base session is trained on samples drawn from here, so no p
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from concm.data.sessions import Session
+
+Around = Literal["exemplars", "prototype"]
 
 
 @dataclass
@@ -59,19 +62,70 @@ class Memory:
         self.labels = torch.cat([self.labels, session.labels[kept]])
         self.views = torch.cat([self.views, views])
 
-    def sample(self, per_class: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Gaussian features, `per_class` (n,) of each class (Eq. 18), and their labels, in the order of classes."""
-        labels = torch.arange(len(self.mean), device=self.mean.device).repeat_interleave(per_class)
-        noise = torch.randn(
-            len(labels), self.mean.shape[1], generator=generator, device=self.mean.device, dtype=self.mean.dtype
-        )
-        return self.mean[labels] + self.std[labels] * noise, labels
+    def sampler(self, per_base: int, per_novel: int, *, noise: float, around: Around) -> Sampler:
+        """Draws that many features of each class: Gaussian, their spread times `noise`.
+
+        Base classes are drawn around their means (Eq. 18). Novel ones are drawn around their `exemplars` and views,
+        moved along with the calibrated prototype; or, as published, around the `prototype` itself, and then as many
+        exemplars and views as they are. Without exemplars there is only the prototype.
+        """
+        classes = len(self.mean)
+        images = torch.cat([self.exemplars[:, None], self.views], 1)
+        each = images.shape[1]
+        order = self.labels.argsort(stable=True)
+        counts = torch.bincount(self.labels, minlength=classes)
+        starts = classes + each * (counts.cumsum(0) - counts)
+        images = images[order]
+        if around == "exemplars":
+            centre = self.mean.new_zeros(self.mean.shape).index_add(0, self.labels, images.mean(1)[order.argsort()])
+            moved = self.mean - centre / counts.clamp(min=1)[:, None]
+            images = images + moved[self.labels[order], None]
+        centres = torch.cat([self.mean, images.flatten(0, 1)])
+        every = torch.arange(classes, device=self.mean.device)
+        has = counts > 0
+
+        def rows(chosen: Tensor, samples: int, images: bool, noise: float) -> tuple[Tensor, ...]:
+            labels = chosen.repeat_interleave(samples)
+            first = starts[labels] if images else labels
+            count = counts[labels] * each if images else torch.ones_like(labels)
+            return labels, first, count, torch.full_like(self.mean[labels, 0], noise)
+
+        groups = [rows(every[: self.base], per_base, False, noise)]
+        novel, replayed = every[self.base :], has[self.base :]
+        if around == "exemplars":
+            groups += [rows(novel[replayed], per_novel, True, noise), rows(novel[~replayed], per_novel, False, noise)]
+        else:
+            groups += [rows(novel, per_novel, False, noise), rows(novel[replayed], per_novel, True, 0.0)]
+        labels, first, count, scale = (torch.cat(parts) for parts in zip(*groups, strict=True))
+        return Sampler(centres, self.std, labels, first, count, scale[:, None])
 
     @property
     def bytes(self) -> int:
         """How much it takes."""
         tensors = (getattr(self, item.name) for item in fields(self) if item.name != "base")
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Draws features with the same `labels` (n,) at every call, without a word from the host.
+
+    Row i is drawn around one of `count[i]` centres from `first[i]` on, with its class's spread times `scale[i]`.
+    """
+
+    centres: Tensor
+    std: Tensor
+    labels: Tensor
+    first: Tensor
+    count: Tensor
+    scale: Tensor
+
+    def __call__(self, generator: torch.Generator) -> Tensor:
+        """Features (n, d)."""
+        like: dict[str, Any] = {"generator": generator, "device": self.centres.device, "dtype": self.centres.dtype}
+        pick = self.first + (torch.rand(len(self.labels), **like) * self.count).long()
+        noise = torch.randn(len(self.labels), self.centres.shape[1], **like)
+        return torch.addcmul(self.centres[pick], self.scale * self.std[self.labels], noise)
 
 
 def spread(own: Tensor, prototypes: Tensor, base_mean: Tensor, base_std: Tensor, beta: float, gamma: float) -> Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ class Session:
     """What one session brings: classes (indices and names), features with labels, and views of the shots.
 
     The base session also has `mean` and `std` (classes, d) and `counts` (classes,) of all its images, of which
-    `features` may be a part.
+    `features` may be a part. `scenario` names the data, for senses of class names that are settled by hand.
     """
 
     index: int
@@ -35,6 +36,12 @@ class Session:
     mean: Tensor | None = None
     std: Tensor | None = None
     counts: Tensor | None = None
+    scenario: str = ""
+
+    def to(self, device: torch.device) -> Session:
+        """The same on another device."""
+        values: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        return Session(**{name: v.to(device) if torch.is_tensor(v) else v for name, v in values.items()})
 
 
 def draw(bank: Bank, seed: int) -> Shots:
@@ -93,7 +100,8 @@ def sessions(bank: Bank, shots: Shots) -> Iterator[Session]:
         names = scenario.names[classes.start : classes.stop]
         if index == 0:
             base = bank.base
-            yield Session(0, classes, names, base.features, base.labels, base.views, bank.mean, bank.std, bank.counts)
+            statistics = (bank.mean, bank.std, bank.counts)
+            yield Session(0, classes, names, base.features, base.labels, base.views, *statistics, scenario.name)
         else:
             part = bank.novel.where(torch.tensor([row for label in classes for row in shots[label]]))
-            yield Session(index, classes, names, part.features, part.labels, part.views)
+            yield Session(index, classes, names, part.features, part.labels, part.views, scenario=scenario.name)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from concm.data.bank import Bank
 from concm.data.sessions import Shots
 from concm.evaluation.protocol import run
 from concm.methods.ncm import NCM
 
+METHODS = ("ncm", "ncm_bias")
 METRICS = ("acc", "acc_base", "acc_novel", "hm")
 
 
-def nearest_mean(bank: Bank, draws: Iterable[Shots]) -> list[list[dict[str, float]]]:
-    """Metrics of nearest class mean: for each draw, a row a session."""
+def nearest_mean(bank: Bank, draws: Iterable[Shots]) -> list[list[dict[str, Any]]]:
+    """Figures of nearest class mean: for each draw, a row a session."""
     return [list(run(NCM(), bank, shots)) for shots in draws]
 
 
-def average(rows: list[list[dict[str, float]]]) -> list[dict[str, float]]:
+def average(rows: list[list[dict[str, Any]]]) -> list[dict[str, float]]:
     """The mean over draws, session by session."""
     return [
         {name: sum(row[name] for row in session) / len(session) for name in METRICS}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -12,13 +16,58 @@ def confusion(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
 
 
 def accuracies(matrix: Tensor, base: int) -> dict[str, float]:
-    """Accuracy over all, base and novel images, and the harmonic mean of the last two."""
-    right, images = matrix.diagonal(), matrix.sum(1)
+    """Accuracy over all, base and novel images, the harmonic mean of the last two, and how often the two are mixed up.
 
-    def share(classes: slice) -> float:
-        total = int(images[classes].sum())
-        return 100 * int(right[classes].sum()) / total if total else 0.0
+    BER takes base for positive and novel for negative: the mean of base images called novel (FNR) and novel images
+    called base (FPR). A matrix of shares instead of counts gives the class-mean variants.
+    """
+    right, images = matrix.diagonal().double(), matrix.sum(1).double()
 
-    old, new = share(slice(base)), share(slice(base, None))
-    hm = 2 * old * new / (old + new) if old + new else 0.0
-    return {"acc": share(slice(None)), "acc_base": old, "acc_novel": new, "hm": hm}
+    def share(part: Tensor, whole: Tensor) -> float:
+        total = float(whole.sum())
+        return 100 * float(part.sum()) / total if total else 0.0
+
+    old, new = slice(base), slice(base, None)
+    acc_base, acc_novel = share(right[old], images[old]), share(right[new], images[new])
+    fnr, fpr = share(matrix[old, new], images[old]), share(matrix[new, old], images[new])
+    return {
+        "acc": share(right, images),
+        "acc_base": acc_base,
+        "acc_novel": acc_novel,
+        "hm": harmonic(acc_base, acc_novel),
+        "ber": (fnr + fpr) / 2,
+        "fpr": fpr,
+        "fnr": fnr,
+    }
+
+
+def harmonic(one: float, other: float) -> float:
+    """2ab / (a + b), and 0 where both are 0."""
+    return 2 * one * other / (one + other) if one + other else 0.0
+
+
+def class_means(matrix: Tensor, base: int) -> dict[str, float]:
+    """The same with every class counting the same, however many images it has."""
+    return accuracies(matrix / matrix.sum(1, keepdim=True).clamp(min=1), base)
+
+
+def trade_off(
+    scores: Tensor, labels: Tensor, base: int, biases: Sequence[float] | NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Base and novel accuracy for each constant that is added to all novel scores."""
+    old, new = scores[:, :base].max(1), scores[:, base:].max(1)
+    margin = (old.values - new.values).double().cpu().numpy()
+    truth = labels.cpu().numpy()
+    is_base = truth < base
+    right_old = margin[is_base & (old.indices.cpu().numpy() == truth)]
+    right_new = margin[~is_base & (new.indices.cpu().numpy() + base == truth)]
+    # An image is called novel where the bias exceeds its margin; a tie goes to the base class, as argmax does.
+    kept = len(right_old) - np.searchsorted(np.sort(right_old), biases, "left")
+    gained = np.searchsorted(np.sort(right_new), biases, "left")
+    return 100 * kept / max(1, is_base.sum()), 100 * gained / max(1, (~is_base).sum())
+
+
+def novel_at(base_accuracy: float, old: Sequence[float], new: Sequence[float]) -> float:
+    """Novel accuracy of a trade-off curve where its base accuracy is that, between its points."""
+    order = np.argsort(old)
+    return float(np.interp(base_accuracy, np.asarray(old)[order], np.asarray(new)[order]))

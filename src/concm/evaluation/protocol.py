@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
 
 from concm.data.bank import Bank
 from concm.data.sessions import Shots, sessions
-from concm.evaluation.metrics import accuracies, confusion
+from concm.evaluation.metrics import accuracies, class_means, confusion, trade_off
 from concm.methods import Method
 
+BIASES = np.round(
+    np.concatenate([np.linspace(-0.5, 0.5, 201), np.geomspace(0.55, 4, 12), -np.geomspace(0.55, 4, 12)]), 4
+)
+BIASES.sort()
 
-def run(method: Method, bank: Bank, shots: Shots) -> Iterator[dict[str, float]]:
-    """Metrics of the base session, then of each incremental one, as they come."""
+
+def run(method: Method, bank: Bank, shots: Shots) -> Iterator[dict[str, Any]]:
+    """Figures of the base session, then of each incremental one, as they come.
+
+    `seconds` is learning and scoring. The last session also has the method's whole trade-off: base and novel
+    accuracy if a constant were added to its novel scores.
+    """
+    base, last = bank.scenario.base, bank.scenario.sessions
     for session in sessions(bank, shots):
+        begun = time.perf_counter()
         if session.index == 0:
             method.fit_base(session)
         else:
             method.learn(session)
         seen = session.classes.stop
         test = bank.test.where(bank.test.labels < seen)
-        predicted = method.scores(test.features).argmax(1)
-        yield accuracies(confusion(test.labels, predicted, seen), bank.scenario.base)
+        scores = method.scores(test.features)
+        predicted = scores.argmax(1).cpu()
+        seconds = time.perf_counter() - begun
+        matrix = confusion(test.labels, predicted, seen)
+        figures: dict[str, Any] = {"index": session.index, "classes": seen, **accuracies(matrix, base)}
+        figures["class_means"] = class_means(matrix, base)
+        figures["smr"] = getattr(method, "smr", None)
+        figures["seconds"] = seconds
+        figures["confusion"] = matrix.tolist()
+        if session.index == last > 0:
+            old, new = trade_off(torch.as_tensor(scores), test.labels, base, BIASES)
+            figures["trade_off"] = {"bias": BIASES.tolist(), "base": old.tolist(), "novel": new.tolist()}
+        yield figures

@@ -2,39 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from concm.data.bank import Bank
 from concm.data.scenarios import Scenario
 from concm.errors import ConcmError
+from concm.evaluation import published
+
+COLOURS = ("#cc3311", "#222222", "#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee")
 
 
-def by_session(scenario: Scenario, rows: list[list[dict[str, float]]], path: Path, title: str) -> None:
-    """Accuracy over all, base and novel classes after each session: the mean of the draws, and their range."""
+@contextmanager
+def _picture(path: Path, columns: int, size: tuple[float, float]) -> Iterator[Any]:
+    """Axes to draw on; the picture is written at the end."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    seen = [scenario.seen(session) for session in range(scenario.sessions + 1)]
-    figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
-    for name, label, colour in (
-        ("acc_base", "base", "#4477aa"),
-        ("acc", "all", "#222222"),
-        ("acc_novel", "novel", "#cc6677"),
-    ):
-        first = 1 if name == "acc_novel" else 0
-        values = np.array([[session[name] for session in row[first:]] for row in rows])
-        axes.plot(seen[first:], values.mean(0), "o-", color=colour, label=f"{label} classes", markersize=4)
-        axes.fill_between(seen[first:], values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
-    axes.set(xlabel="classes known", ylabel="accuracy (%)", ylim=(0, 100), title=title, xticks=seen)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    figure, axes = pyplot.subplots(1, columns, figsize=size, layout="constrained")
     try:
+        yield axes
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise ConcmError(f"cannot write the picture {path}: {error}") from error
     finally:
         pyplot.close(figure)
+
+
+def by_session(scenario: Scenario, rows: list[list[dict[str, Any]]], path: Path, title: str) -> None:
+    """Accuracy over all, base and novel classes after each session: the mean of the draws, and their range."""
+    seen = [scenario.seen(session) for session in range(scenario.sessions + 1)]
+    with _picture(path, 1, (7, 3.6)) as axes:
+        for name, label, colour in (
+            ("acc_base", "base", "#4477aa"),
+            ("acc", "all", "#222222"),
+            ("acc_novel", "novel", "#cc6677"),
+        ):
+            first = 1 if name == "acc_novel" else 0
+            values = np.array([[session[name] for session in row[first:]] for row in rows])
+            axes.plot(seen[first:], values.mean(0), "o-", color=colour, label=f"{label} classes", markersize=4)
+            axes.fill_between(seen[first:], values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
+        axes.set(xlabel="classes known", ylabel="accuracy (%)", ylim=(0, 100), title=title, xticks=seen)
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+
+
+def bench(bank: Bank, rows: list[dict[str, Any]], path: Path) -> None:
+    """HM by session beside published rows, and the base/novel trade-off with the control's whole curve."""
+    with _picture(path, 2, (11, 4.2)) as (left, right):
+        scenario = bank.scenario
+        seen = [scenario.seen(session) for session in range(1, scenario.sessions + 1)]
+        printed = [row for row in published.rows(scenario.name) if len(row.hm) == len(seen)]
+        for row in sorted(printed, key=lambda row: row.ahm or 0)[-3:]:
+            left.plot(seen, row.hm, "--", linewidth=1, alpha=0.7, label=f"{row.method}, published")
+        for at, row in enumerate(rows):
+            colour = COLOURS[at % len(COLOURS)]
+            left.plot(seen, row["hm"], "o-", color=colour, markersize=4, label=row["method"])
+            curve = row["trade_off"]
+            if curve is not None:
+                right.plot(curve["base"], curve["novel"], "-", color=colour, alpha=0.5, linewidth=1.2)
+            right.plot(row["last_base"], row["last_novel"], "o", color=colour, label=row["method"])
+        left.set(xlabel="classes known", ylabel="harmonic mean (%)", xticks=seen, title="HM by session")
+        right.set(xlabel="base accuracy (%)", ylabel="novel accuracy (%)", xlim=(45, None), ylim=(15, None))
+        right.set_title("trade-off after the last session")
+        for axes in (left, right):
+            axes.grid(alpha=0.3)
+            axes.legend(frameon=False, fontsize=8)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from concm.backbones import Backbone
@@ -14,16 +15,23 @@ from concm.data.bank import Bank
 from concm.data.scenarios import Scenario
 from concm.data.sessions import draw, published
 from concm.evaluation.controls import METRICS, nearest_mean
+from concm.methods import Entry
 from concm.progress import track
 from concm.report.figures import by_session
 from concm.semantics.semantics import Meaning
 
-_out = Console(highlight=False, soft_wrap=True)
+out = Console(highlight=False, soft_wrap=True)
 
 
 def say(sentence: str) -> None:
     """Print a line."""
-    _out.print(sentence, markup=False)
+    out.print(sentence, markup=False)
+
+
+def print_whole(table: Table) -> None:
+    """Print a table at its full width, however narrow the terminal: a cut figure is no figure."""
+    width = Measurement.get(out, out.options.update(max_width=1000), table).maximum
+    Console(highlight=False, width=max(width, out.width)).print(table)
 
 
 def _table(*columns: str, title: str | None = None) -> Table:
@@ -40,7 +48,7 @@ def show_scenarios(scenarios: list[Scenario]) -> None:
     table = _table("scenario", "base", "way", "shot", "sessions", "pixels")
     for s in scenarios:
         table.add_row(s.name, *map(str, (s.base, s.way, s.shot, s.sessions, s.transform.size)))
-    _out.print(table)
+    print_whole(table)
 
 
 def show_backbones(backbones: list[Backbone]) -> None:
@@ -49,7 +57,17 @@ def show_backbones(backbones: list[Backbone]) -> None:
     table.columns[3].justify = "left"
     for b in backbones:
         table.add_row(b.name, str(b.dimension), "ready" if b.ready else "train it", b.summary)
-    _out.print(table)
+    print_whole(table)
+
+
+def show_methods(methods: list[Entry]) -> None:
+    """A line each."""
+    table = _table("method", "paper", "needs", "what it is")
+    for column in table.columns:
+        column.justify = "left"
+    for entry in methods:
+        table.add_row(entry.name, entry.paper, ", ".join(entry.needs) or "nothing more", entry.title)
+    print_whole(table)
 
 
 def show_meanings(meanings: list[Meaning]) -> None:
@@ -96,7 +114,7 @@ def show_bank(
             novel_only = metric in ("acc_novel", "hm")
             cells.append("" if index == 0 and novel_only else f"{values.mean():.2f} ± {values.std():.2f}")
         table.add_row(str(index), str(s.seen(index)), *cells)
-    _out.print(table)
+    print_whole(table)
     if figure is not None:
         by_session(s, rows, figure, f"{s.name}, nearest class mean, {bank.encoder['name']}")
         say(f"wrote {figure}")

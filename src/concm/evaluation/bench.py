@@ -1,0 +1,164 @@
+"""Many runs: methods × draws × seeds, side by side where cores allow; what is finished is not done again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from concm.data.bank import Bank, bundled, load
+from concm.data.sessions import draw, published
+from concm.errors import ConcmError
+from concm.evaluation import results
+from concm.evaluation.protocol import run
+from concm.evaluation.results import Result
+from concm.methods import choose
+
+Listener = Callable[[str, int, dict[str, float]], None]
+"""Told the run, its number of the session just done, and that session's figures."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a bank comes from and how it is cut, so that every process can get it for itself."""
+
+    scenario: str = "cifar100"
+    file: Path | None = None
+    way: int | None = None
+    shot: int | None = None
+    sessions: int | None = None
+
+    def bank(self) -> Bank:
+        """The bank."""
+        whole = load(self.file) if self.file else bundled(self.scenario)
+        return whole.vary(way=self.way, shot=self.shot, sessions=self.sessions)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run."""
+
+    source: Source
+    method: str
+    draw: int
+    seed: int
+    splits: Path | None
+    device: str
+
+    def head(self, bank: Bank) -> Result:
+        """All that decides it."""
+        return results.head(
+            choose(self.method), bank, draw=self.draw, seed=self.seed, splits=self.splits, device=self.device
+        )
+
+    def run(self, bank: Bank, listen: Listener) -> Result:
+        """Do it, on one thread: the result must not depend on what else the machine is doing."""
+        shots = published(bank, self.splits) if self.splits else draw(bank, self.draw)
+        method = choose(self.method).build(seed=self.seed, device=self.device)
+        sessions: list[dict[str, Any]] = []
+        with _one_thread():
+            for figures in run(method, bank, shots):
+                sessions.append(figures)
+                listen(f"{self.method} draw {self.draw}", figures["index"], figures)
+        return results.finished(self.head(bank), sessions, method)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def missing(tasks: list[Task], out: Path) -> list[Task]:
+    """Those that no file in `out` answers."""
+    bank = tasks[0].source.bank()
+    return [task for task in tasks if not results.place(out, task.head(bank)).exists()]
+
+
+def collect(tasks: list[Task], out: Path) -> list[Result]:
+    """The results of finished tasks, in their order."""
+    bank = tasks[0].source.bank()
+    return [results.load(results.place(out, task.head(bank))) for task in tasks]
+
+
+def run_all(tasks: list[Task], out: Path, listen: Listener, *, jobs: int) -> None:
+    """Run the tasks, `jobs` at a time, and write each result as it is done."""
+    if jobs == 1 or len(tasks) == 1:
+        for task in tasks:
+            bank = task.source.bank()
+            results.save(results.place(out, task.head(bank)), task.run(bank, listen))
+        return
+    context = multiprocessing.get_context("spawn")
+    events = context.Queue()
+    pool = ProcessPoolExecutor(min(jobs, len(tasks)), context, _begin, (events,))
+    try:
+        pending: set[Future[None]] = {pool.submit(_work, task, out) for task in tasks}
+        while pending:
+            done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+            _pass_on(events, listen)
+            for future in done:
+                future.result()
+        _pass_on(events, listen)
+    except BrokenProcessPool as error:
+        raise ConcmError("a run was killed, perhaps for want of memory; try again with --jobs 1") from error
+    finally:
+        workers = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.terminate()
+
+
+def _pass_on(events: Any, listen: Listener) -> None:
+    while True:
+        try:
+            listen(*events.get_nowait())
+        except queue.Empty:
+            return
+
+
+_events: Any = None
+
+
+def _begin(events: Any) -> None:
+    """In each worker: Ctrl-C is the parent's business."""
+    global _events
+    _events = events
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _work(task: Task, out: Path) -> None:
+    bank = _bank(task.source)
+    results.save(results.place(out, task.head(bank)), task.run(bank, lambda *event: _events.put(_brief(event))))
+
+
+def _brief(event: tuple[str, int, dict[str, Any]]) -> tuple[str, int, dict[str, float]]:
+    name, index, figures = event
+    return name, index, {key: figures[key] for key in ("acc", "hm")}
+
+
+_banks: dict[Source, Bank] = {}
+
+
+def _bank(source: Source) -> Bank:
+    if source not in _banks:
+        _banks[source] = source.bank()
+    return _banks[source]
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

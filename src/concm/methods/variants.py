@@ -1,0 +1,62 @@
+"""Variants of a method's settings as users write them: `alpha=0.5`, `calibration.steps=50`, or a named preset."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from concm.data.scenarios import nearest
+from concm.errors import Misuse
+
+
+def vary(settings: type[Any], changes: Iterable[str]) -> Any:
+    """Default settings with changes made in order; a word without `=` is a preset and starts anew."""
+    made = settings()
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if equals:
+            made = _set(made, name.strip().split("."), value.strip(), change)
+            continue
+        presets = getattr(settings, "PRESETS", ())
+        if name not in presets:
+            known = [*presets, *(f"{item.name}=…" for item in fields(settings))]
+            raise Misuse(f"{change!r} is neither a setting nor a preset; {nearest(name, known)}")
+        made = getattr(settings, name)()
+    return made
+
+
+def _set(settings: Any, path: list[str], value: str, change: str) -> Any:
+    name, *rest = path
+    known = {item.name for item in fields(settings)}
+    if name not in known:
+        raise Misuse(f"no setting called {name!r}; {nearest(name, known)}")
+    old = getattr(settings, name)
+    if rest:
+        if not is_dataclass(old):
+            raise Misuse(f"{change!r}: {name} has no settings of its own")
+        return replace(settings, **{name: _set(old, rest, value, change)})
+    return replace(settings, **{name: _read(get_type_hints(type(settings))[name], value, change)})
+
+
+def _read(kind: Any, value: str, change: str) -> Any:
+    """The value as its annotation says."""
+    if get_origin(kind) in (Union, types.UnionType):
+        if value == "none":
+            return None
+        kind = next(part for part in get_args(kind) if part is not types.NoneType)
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise Misuse(f"{change!r}: it takes {', '.join(map(str, get_args(kind)))}")
+        return value
+    if kind is bool:
+        if value not in ("true", "false"):
+            raise Misuse(f"{change!r}: it takes true or false")
+        return value == "true"
+    if kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError as error:
+            raise Misuse(f"{change!r}: it takes a number") from error
+    raise Misuse(f"{change!r}: set one of its parts, such as {change.partition('=')[0]}.steps=100")

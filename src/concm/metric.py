@@ -1,0 +1,51 @@
+"""The metric: cosine after a whitening that was learned from the base classes.
+
+In directions in which images of one class differ much, a difference says little about the class. Dividing by the
+within-class spread makes few-shot prototypes better (docs/engine.md has the figures). The spread of a trained
+backbone's own base images is too small to be trusted, so it is shrunk strongly towards a multiple of the identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from concm.data.sessions import Session
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Features (…, d) → unit vectors (…, d) that are compared by cosine."""
+
+    matrix: Tensor
+
+    @classmethod
+    def whitening(cls, base: Session, shrinkage: float) -> Metric:
+        """(W + shrinkage · mean variance · I)^(−1/2), W the covariance within the base classes."""
+        unit = F.normalize(base.features.double(), dim=-1)
+        counts = torch.bincount(base.labels, minlength=len(base.classes)).clamp(min=1)
+        sums = unit.new_zeros(len(base.classes), unit.shape[1]).index_add(0, base.labels, unit)
+        within = unit - (sums / counts[:, None])[base.labels]
+        covariance = within.T @ within / max(1, len(unit) - len(base.classes))
+        level = covariance.diagonal().mean()
+        values, vectors = torch.linalg.eigh(covariance)
+        if level <= torch.finfo(torch.float32).eps ** 2:  # one image a class: no spread to learn from
+            return cls(torch.eye(len(covariance), dtype=base.features.dtype, device=base.features.device))
+        scale = (values.clamp(min=0) / level + shrinkage).rsqrt()
+        return cls((vectors * scale @ vectors.T).to(base.features.dtype))
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Unit vectors in which distances mean the same in all directions."""
+        return F.normalize(F.normalize(features, dim=-1) @ self.matrix, dim=-1)
+
+    def apply(self, session: Session) -> Session:
+        """The session as seen through the metric; a base session's spreads are those of the images at hand."""
+        features = self(session.features)
+        views = None if session.views is None else self(session.views)
+        if session.mean is None:
+            return replace(session, features=features, views=views)
+        std = [features[session.labels == label].std(0, correction=0) for label in session.classes]
+        return replace(session, features=features, views=views, mean=self(session.mean), std=torch.stack(std))

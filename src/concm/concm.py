@@ -53,7 +53,7 @@ class Settings:
     replay: int = 5
     "Exemplars kept of each novel class (paper: 5, and 0 and 1 studied)."
     structure: Literal["matched", "greedy", "random", "fixed", "learned"] = "matched"
-    "Nearest simplex (DSM); a random one, assigned greedily or not; one for `total` classes; or free class vectors."
+    "Nearest simplex (DSM); a random one, assigned greedily or not; one for `total` classes; or free vectors (no DSM)."
     total: int | None = None
     "Classes that a fixed structure reserves room for; nothing else needs it."
     loss: Literal["match", "match+scl", "match+contrast"] = "match"
@@ -76,7 +76,7 @@ class Settings:
     "Samples of a novel class in a step."
     base_steps: int = 30
     "Of the base session."
-    steps: int = 40
+    steps: int = 20
     "Of each later session."
     lr: float = 1e-3
     "Peak rate of AdamW."
@@ -138,6 +138,7 @@ class ConCM:
         self.metric: Metric | None = None
         self.calibrator: Calibrator | None = None
         self.structure = torch.empty(0, self.settings.width, device=self.device)
+        self.free = self.structure
         self.smr: float | None = None
 
     def fit_base(self, base: Session) -> None:
@@ -211,12 +212,15 @@ class ConCM:
         count = len(memory.mean)
         if count >= self.projector.width:
             self.projector.widen(2 * count)
-            self.structure = geometry.widen(self.structure, 2 * count)
+            self.free = geometry.widen(self.free, 2 * count)
         sampler = memory.sampler(settings.per_base, settings.per_novel, noise=settings.noise, around=settings.around)
         initial = self._projected_means(sampler)
-        structure = self._target(initial)
-        self.smr = geometry.matching_rate(initial, structure)
         free = settings.structure == "learned"
+        if free:
+            structure = torch.cat([self.free, initial[len(self.free) :]]).requires_grad_()
+        else:
+            structure = self._target(initial)
+            self.smr = geometry.matching_rate(initial, structure)
         anchors = torch.arange(memory.base if session else 0, count, device=self.device)
         weights = self._weights(session)
         contrast = settings.loss != "match"
@@ -234,7 +238,10 @@ class ConCM:
         projector.train(
             parameters, loss, self.generator, steps=steps, lr=settings.lr, weight_decay=settings.weight_decay
         )
-        self.structure = F.normalize(structure.detach())
+        if free:  # nothing to compare with but the means themselves, as nearest class mean does
+            self.free = structure.detach()
+            structure = self._projected_means(sampler)
+        self.structure = structure
 
     @torch.no_grad()
     def _projected_means(self, sampler: Sampler) -> Tensor:
@@ -249,13 +256,10 @@ class ConCM:
         kind, (count, width) = self.settings.structure, initial.shape
         if kind == "matched":
             return geometry.nearest(initial)
-        if kind == "learned":
-            return torch.cat([self.structure, initial[len(self.structure) :]]).requires_grad_()
-        total = self.settings.total if kind == "fixed" else count
-        assert total is not None
         if kind == "fixed":  # the same one at every session
-            whole = geometry.random(total, width, torch.Generator(self.device).manual_seed(self.seed))
-            return whole[:count].to(initial.dtype)
+            assert self.settings.total is not None
+            same = torch.Generator(self.device).manual_seed(self.seed)
+            return geometry.random(self.settings.total, width, same)[:count].to(initial.dtype)
         drawn = geometry.random(count, width, self.generator).to(initial.dtype)
         return geometry.assigned(initial, drawn) if kind == "greedy" else drawn
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -40,8 +40,9 @@ class Session:
 
     def to(self, device: torch.device) -> Session:
         """The same on another device."""
-        values: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
-        return Session(**{name: v.to(device) if torch.is_tensor(v) else v for name, v in values.items()})
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if torch.is_tensor(v)}
+        return replace(self, **moved)
 
 
 def draw(bank: Bank, seed: int) -> Shots:

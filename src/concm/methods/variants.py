@@ -12,32 +12,38 @@ from concm.errors import Misuse
 
 
 def vary(settings: type[Any], changes: Iterable[str]) -> Any:
-    """Default settings with changes made in order; a word without `=` is a preset and starts anew."""
-    made = settings()
+    """Default settings, or a preset's, with all changes made at once; a word without `=` is a preset."""
+    made, values = settings(), list[tuple[list[str], str, str]]()
     for change in changes:
         name, equals, value = change.partition("=")
         if equals:
-            made = _set(made, name.strip().split("."), value.strip(), change)
+            values.append((name.strip().split("."), value.strip(), change))
             continue
         presets = getattr(settings, "PRESETS", ())
         if name not in presets:
             known = [*presets, *(f"{item.name}=…" for item in fields(settings))]
             raise Misuse(f"{change!r} is neither a setting nor a preset; {nearest(name, known)}")
         made = getattr(settings, name)()
-    return made
+    return _changed(made, values)
 
 
-def _set(settings: Any, path: list[str], value: str, change: str) -> Any:
-    name, *rest = path
-    known = {item.name for item in fields(settings)}
-    if name not in known:
-        raise Misuse(f"no setting called {name!r}; {nearest(name, known)}")
-    old = getattr(settings, name)
-    if rest:
-        if not is_dataclass(old):
+def _changed(settings: Any, values: list[tuple[list[str], str, str]]) -> Any:
+    """The settings with values put in at their paths."""
+    kinds = get_type_hints(type(settings))
+    known = [item.name for item in fields(settings)]
+    new: dict[str, Any] = {}
+    inner: dict[str, list[tuple[list[str], str, str]]] = {}
+    for (name, *rest), value, change in values:
+        if name not in known:
+            raise Misuse(f"no setting called {name!r}; {nearest(name, known)}")
+        if rest and not is_dataclass(getattr(settings, name)):
             raise Misuse(f"{change!r}: {name} has no settings of its own")
-        return replace(settings, **{name: _set(old, rest, value, change)})
-    return replace(settings, **{name: _read(get_type_hints(type(settings))[name], value, change)})
+        if rest:
+            inner.setdefault(name, []).append((rest, value, change))
+        else:
+            new[name] = _read(kinds[name], value, change)
+    new |= {name: _changed(getattr(settings, name), parts) for name, parts in inner.items()}
+    return replace(settings, **new)
 
 
 def _read(kind: Any, value: str, change: str) -> Any:

@@ -60,8 +60,8 @@ def bench(bank: Bank, rows: list[dict[str, Any]], path: Path) -> None:
         scenario = bank.scenario
         seen = [scenario.seen(session) for session in range(1, scenario.sessions + 1)]
         printed = [row for row in published.rows(scenario.name) if len(row.hm) == len(seen)]
-        for row in sorted(printed, key=lambda row: row.ahm or 0)[-3:]:
-            left.plot(seen, row.hm, "--", linewidth=1, alpha=0.7, label=f"{row.method}, published")
+        for entry in sorted(printed, key=lambda entry: entry.ahm or 0)[-3:]:
+            left.plot(seen, entry.hm, "--", linewidth=1, alpha=0.7, label=f"{entry.method}, published")
         for at, row in enumerate(rows):
             colour = COLOURS[at % len(COLOURS)]
             left.plot(seen, row["hm"], "o-", color=colour, markersize=4, label=row["method"])

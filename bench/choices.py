@@ -19,17 +19,50 @@ from concm.evaluation.bench import Source, Task, collect, cores, missing, run_al
 from concm.progress import bar
 from concm.report.bench import rows
 
-CHANGES = """
-whitening=none whitening=3 whitening=30
-calibrate=false alpha=0.5 alpha=0.6 alpha=0.8 alpha=0.9
-calibration.own_logit=1 calibration.steps=30 calibration.steps=300
-views=false spread=own noise=1 noise=2 noise=4 around=prototype replay=0 replay=1
-structure=learned structure=random structure=greedy structure=fixed,total=60
-loss=match+scl loss=match+contrast scale=1 scale=8 scale=32
-hidden=2048 base_steps=10 base_steps=100 steps=10 steps=40 steps=100
-prototypes=0 prototypes=0.5 prototypes=1
-novel_bias=0 novel_bias=0.03 novel_bias=0.05 novel_bias=0.09 novel_bias=0.11
-""".split()
+CHANGES = [
+    "whitening=none",
+    "whitening=3",
+    "whitening=30",
+    "calibrate=false",
+    "alpha=0.5",
+    "alpha=0.6",
+    "alpha=0.8",
+    "alpha=0.9",
+    "calibration.own_logit=1",
+    "calibration.steps=30",
+    "calibration.steps=300",
+    "views=false",
+    "spread=own",
+    "noise=1",
+    "noise=2",
+    "noise=4",
+    "around=prototype",
+    "replay=0",
+    "replay=1",
+    "structure=learned",
+    "structure=random",
+    "structure=greedy",
+    "structure=fixed,total=60",
+    "loss=match+scl",
+    "loss=match+contrast",
+    "scale=1",
+    "scale=8",
+    "scale=32",
+    "hidden=2048",
+    "base_steps=10",
+    "base_steps=100",
+    "steps=10",
+    "steps=40",
+    "steps=100",
+    "prototypes=0",
+    "prototypes=0.5",
+    "prototypes=1",
+    "novel_bias=0",
+    "novel_bias=0.03",
+    "novel_bias=0.05",
+    "novel_bias=0.09",
+    "novel_bias=0.11",
+]
 
 
 def main() -> None:
@@ -49,7 +82,7 @@ def main() -> None:
         todo = missing(tasks, out)
         with bar() as progress:
             task = progress.add_task(path.stem, total=len(todo) * (source.bank().scenario.sessions + 1), note="")
-            run_all(todo, out, lambda name, *_: progress.update(task, advance=1, note=name), jobs=cores())
+            run_all(todo, out, lambda name, *_, on=task: progress.update(on, advance=1, note=name), jobs=cores())
         found.append(rows(collect(tasks, out)))
     table = []
     for same in zip(*found, strict=True):
@@ -57,9 +90,13 @@ def main() -> None:
         for name in ("ahm", "fa", "last_base", "last_novel", "above_curve", "seconds"):
             row[name] = round(float(np.mean([entry[name] for entry in same])), 2)
         table.append(row)
-        print(f"{row['change']:38} AHM {row['ahm']:5.2f}  FA {row['fa']:5.2f}  above the curve {row['above_curve']:+.2f}")
+        print(
+            f"{row['change']:38} AHM {row['ahm']:5.2f}  FA {row['fa']:5.2f}  above the curve {row['above_curve']:+.2f}"
+        )
     if options.json:
-        options.json.write_text(json.dumps({"draws": options.draws, "banks": len(found), "rows": table}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({"draws": options.draws, "banks": len(found), "rows": table}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from concm.semantics.semantics import Semantics
 class Settings:
     """Defaults: what docs/engine.md found best by validation on base classes; `published()` is the paper's form."""
 
-    PRESETS: ClassVar = ("published",)
+    PRESETS: ClassVar = ("published", "full")
 
     whitening: float | None = 10.0
     "Shrinkage of the metric's whitening, in mean variances; none compares plain features (paper)."
@@ -110,6 +110,11 @@ class Settings:
             prototypes=0.0,
             novel_bias=0.0,
         )
+
+    @classmethod
+    def full(cls) -> Settings:
+        """The paper's samples a step and hidden units, and five times the steps: for a GPU, to see what haste costs."""
+        return cls(hidden=2048, per_base=100, per_novel=50, base_steps=150, steps=100)
 
 
 @method(

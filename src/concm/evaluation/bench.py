@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,16 +98,19 @@ def collect(tasks: list[Task], out: Path) -> list[Result]:
 
 def run_all(tasks: list[Task], out: Path, listen: Listener, *, jobs: int) -> None:
     """Run the tasks, `jobs` at a time, and write each result as it is done."""
+    if not tasks:
+        return
+    bank = tasks[0].source.bank()
+    places = [results.place(out, task.head(bank)) for task in tasks]
     if jobs == 1 or len(tasks) == 1:
-        for task in tasks:
-            bank = task.source.bank()
-            results.save(results.place(out, task.head(bank)), task.run(bank, listen))
+        for task, path in zip(tasks, places, strict=True):
+            results.save(path, task.run(bank, listen))
         return
     context = multiprocessing.get_context("spawn")
     events = context.Queue()
     pool = ProcessPoolExecutor(min(jobs, len(tasks)), context, _begin, (events,))
     try:
-        pending: set[Future[None]] = {pool.submit(_work, task, out) for task in tasks}
+        pending: set[Future[None]] = {pool.submit(_work, *pair) for pair in zip(tasks, places, strict=True)}
         while pending:
             done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
             _pass_on(events, listen)
@@ -140,9 +144,8 @@ def _begin(events: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _work(task: Task, out: Path) -> None:
-    bank = _bank(task.source)
-    results.save(results.place(out, task.head(bank)), task.run(bank, lambda *event: _events.put(_brief(event))))
+def _work(task: Task, path: Path) -> None:
+    results.save(path, task.run(_bank(task.source), lambda *event: _events.put(_brief(event))))
 
 
 def _brief(event: tuple[str, int, dict[str, Any]]) -> tuple[str, int, dict[str, float]]:
@@ -150,13 +153,9 @@ def _brief(event: tuple[str, int, dict[str, Any]]) -> tuple[str, int, dict[str, 
     return name, index, {key: figures[key] for key in ("acc", "hm")}
 
 
-_banks: dict[Source, Bank] = {}
-
-
+@cache
 def _bank(source: Source) -> Bank:
-    if source not in _banks:
-        _banks[source] = source.bank()
-    return _banks[source]
+    return source.bank()
 
 
 def cores() -> int:

@@ -1,0 +1,93 @@
+"""Seconds of one draw, all sessions with evaluation, and what they buy, as ratios in one run on one device.
+
+    python bench/sessions.py [--device auto] [--draws 3] [--full] [--json FILE]
+
+On a GPU also the same steps launched one by one with the loss read at each, as plain loops do. `--full` adds the full
+schedule (2048 hidden units, 100 samples of a base class and 50 of a novel one a step, five times the steps); without a
+GPU it takes most of an hour a draw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from concm import projector
+from concm.data.bank import bundled
+from concm.data.sessions import draw
+from concm.evaluation.protocol import run
+from concm.evaluation.results import summary
+from concm.methods import choose
+from concm.options import Machine
+
+
+def plain_loop(
+    parameters: Iterable[Tensor],
+    loss: Callable[[], Tensor],
+    generator: torch.Generator,
+    *,
+    steps: int,
+    lr: float,
+    weight_decay: float,
+) -> None:
+    optimizer = torch.optim.AdamW(list(parameters), lr=lr, weight_decay=weight_decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps + 1, pct_start=0.1)
+    for _ in range(steps):
+        value = loss()
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        schedule.step()
+        value.item()
+
+
+def measure(label: str, device: str, draws: int) -> dict[str, Any]:
+    bank = bundled()
+    seconds, ahm, fa = [], [], []
+    for at in range(-1, draws):  # the first one warms the device up
+        begun = time.perf_counter()
+        found = summary(list(run(choose(label).build(seed=max(at, 0), device=device), bank, draw(bank, max(at, 0)))))
+        if device == "cuda":
+            torch.cuda.synchronize()
+        if at >= 0:
+            seconds.append(time.perf_counter() - begun)
+            ahm.append(found["ahm"])
+            fa.append(found["fa"])
+    row = {"run": label, "seconds": float(np.median(seconds)), "ahm": float(np.mean(ahm)), "fa": float(np.mean(fa))}
+    print(f"{label:28} {row['seconds']:8.2f} s a draw   AHM {row['ahm']:.2f}   FA {row['fa']:.2f}", flush=True)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    device = Machine(device=options.device).accelerator()
+    labels = ["ncm", "concm", *(["concm:full"] if options.full else [])]
+    table = [measure(label, device, options.draws) for label in labels]
+    if device == "cuda":
+        projector.train = plain_loop
+        table += [{**measure(label, device, options.draws), "run": f"{label}, plain loop"} for label in labels[1:]]
+    name = (
+        torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    )
+    print(f"on {name}, torch {torch.__version__}")
+    if options.json:
+        data = {"device": name, "torch": torch.__version__, "draws": options.draws, "rows": table}
+        options.json.write_text(json.dumps(data, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

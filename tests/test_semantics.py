@@ -16,7 +16,7 @@ from concm.semantics import cub
 from concm.semantics.attributes import attributes
 from concm.semantics.overrides import bundled
 from concm.semantics.semantics import Semantics, report
-from concm.semantics.senses import resolve
+from concm.semantics.senses import Company, resolve
 from concm.semantics.vectors import TextFile, embed, glove
 from concm.semantics.wordnet import identifier, nouns
 
@@ -182,7 +182,7 @@ def test_individuals_are_no_classes_where_there_is_a_choice():
 def test_cifar_names_are_read_rightly_but_for_those_set_by_hand():
     together = resolve(CIFAR)
     base = resolve(CIFAR[:60])
-    in_sessions = base + tuple(resolve([name], known=base)[0] for name in CIFAR[60:])
+    in_sessions = base + tuple(resolve([name], known=Company(base))[0] for name in CIFAR[60:])
     by_hand = {name: report([name], overrides=bundled("cifar100"))[0].synset for name in bundled("cifar100")}
     for found in (together, in_sessions):
         wrong = [one.name for one in found if by_hand.get(one.name, identifier(one.synset)) != identifier(one.synset)]

@@ -88,6 +88,14 @@ class Settings:
     "Added to the scores of novel classes (paper: 0)."
 
     def __post_init__(self) -> None:
+        least = {"replay": 0, "width": 1, "hidden": 1, "per_base": 1, "per_novel": 1, "base_steps": 0, "steps": 0}
+        for name, value in {**least, "noise": 0, "beta": 0, "whitening": 0, "total": 2, "sessions": 1}.items():
+            if getattr(self, name) is not None and getattr(self, name) < value:
+                raise Misuse(f"setting {name} must be at least {value}, not {getattr(self, name)}")
+        if not (0 <= self.alpha <= 1 and 0 <= self.prototypes <= 1):
+            raise Misuse("settings alpha and prototypes are shares between 0 and 1")
+        if not (self.temperature > 0 and self.lr > 0 and self.scale > 0):
+            raise Misuse("settings temperature, lr and scale must be positive")
         if self.structure == "fixed" and self.total is None:
             raise Misuse("structure=fixed reserves room for all classes to come, so it needs total=N")
         if self.schedule == "released" and self.sessions is None:
@@ -263,6 +271,10 @@ class ConCM:
             return geometry.nearest(initial)
         if kind == "fixed":  # the same one at every session
             assert self.settings.total is not None
+            if count > self.settings.total:
+                raise Misuse(
+                    f"structure=fixed has room for total={self.settings.total} classes, and this is the {count}th"
+                )
             same = torch.Generator(self.device).manual_seed(self.seed)
             return geometry.random(self.settings.total, width, same)[:count].to(initial.dtype)
         drawn = geometry.random(count, width, self.generator).to(initial.dtype)

@@ -55,6 +55,8 @@ class Memory:
         # A shot without views stands in for them.
         views = session.features[kept][:, None].expand(-1, self.views.shape[1], -1)
         views = views if session.views is None else session.views[kept]
+        if not len(self.exemplars):
+            self.views = self.views.new_empty(0, *views.shape[1:])
         self.mean = torch.cat([self.mean, mean])
         self.std = torch.cat([self.std, std])
         self.counts = torch.cat([self.counts, counts])

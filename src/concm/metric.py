@@ -34,7 +34,7 @@ class Metric:
         values, vectors = torch.linalg.eigh(covariance)
         if level <= torch.finfo(torch.float32).eps ** 2:  # one image a class: no spread to learn from
             return cls(torch.eye(len(covariance), dtype=base.features.dtype, device=base.features.device))
-        scale = (values.clamp(min=0) / level + shrinkage).rsqrt()
+        scale = (values.clamp(min=0) / level + shrinkage).clamp(min=torch.finfo(torch.float32).eps).rsqrt()
         return cls((vectors * scale @ vectors.T).to(base.features.dtype))
 
     def __call__(self, features: Tensor) -> Tensor:
@@ -48,4 +48,6 @@ class Metric:
         if session.mean is None:
             return replace(session, features=features, views=views)
         std = [features[session.labels == label].std(0, correction=0) for label in session.classes]
-        return replace(session, features=features, views=views, mean=self(session.mean), std=torch.stack(std))
+        pooled = torch.stack([own for own in std if own.isfinite().all()]).mean(0)
+        spread = torch.stack([torch.where(own.isfinite(), own, pooled) for own in std])  # a class without an image
+        return replace(session, features=features, views=views, mean=self(session.mean), std=spread)

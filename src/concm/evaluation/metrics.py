@@ -48,7 +48,7 @@ def harmonic(one: float, other: float) -> float:
 
 def class_means(matrix: Tensor, base: int) -> dict[str, float]:
     """The same with every class counting the same, however many images it has."""
-    return accuracies(matrix / matrix.sum(1, keepdim=True).clamp(min=1), base)
+    return accuracies(matrix.double() / matrix.sum(1, keepdim=True).clamp(min=1), base)
 
 
 def trade_off(
@@ -69,5 +69,6 @@ def trade_off(
 
 def novel_at(base_accuracy: float, old: Sequence[float], new: Sequence[float]) -> float:
     """Novel accuracy of a trade-off curve where its base accuracy is that, between its points."""
-    order = np.argsort(old)
-    return float(np.interp(base_accuracy, np.asarray(old)[order], np.asarray(new)[order]))
+    x, y = np.asarray(old), np.asarray(new)
+    order = np.lexsort((-y, x))  # where points share a base accuracy, the curve goes on from its lowest
+    return float(np.interp(base_accuracy, x[order], y[order]))

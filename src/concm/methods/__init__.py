@@ -77,6 +77,7 @@ def method(
 
     def register(make: Class) -> Class:
         _registered[name] = Entry(name, title, paper, make, settings, needs)
+        entries.cache_clear()
         return make
 
     return register

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
@@ -15,9 +16,9 @@ def vary(settings: type[Any], changes: Iterable[str]) -> Any:
     """Default settings, or a preset's, with all changes made at once; a word without `=` is a preset."""
     made, values = settings(), list[tuple[list[str], str, str]]()
     for change in changes:
-        name, equals, value = change.partition("=")
+        name, equals, value = (part.strip() for part in change.partition("="))
         if equals:
-            values.append((name.strip().split("."), value.strip(), change))
+            values.append((name.split("."), value, change))
             continue
         presets = getattr(settings, "PRESETS", ())
         if name not in presets:
@@ -53,16 +54,22 @@ def _read(kind: Any, value: str, change: str) -> Any:
             return None
         kind = next(part for part in get_args(kind) if part is not types.NoneType)
     if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise Misuse(f"{change!r}: it takes {', '.join(map(str, get_args(kind)))}")
-        return value
+        options = {str(option): option for option in get_args(kind)}
+        if value not in options:
+            raise Misuse(f"{change!r}: it takes {', '.join(options)}")
+        return options[value]
     if kind is bool:
         if value not in ("true", "false"):
             raise Misuse(f"{change!r}: it takes true or false")
         return value == "true"
     if kind in (int, float):
         try:
-            return kind(value)
+            number = kind(value)
         except ValueError as error:
-            raise Misuse(f"{change!r}: it takes a number") from error
-    raise Misuse(f"{change!r}: set one of its parts, such as {change.partition('=')[0]}.steps=100")
+            raise Misuse(f"{change!r}: it takes a {'whole ' if kind is int else ''}number") from error
+        if not math.isfinite(number):
+            raise Misuse(f"{change!r}: it takes a finite number")
+        return number
+    if is_dataclass(kind):
+        raise Misuse(f"{change!r}: set one of its parts, such as {change.partition('=')[0]}.{fields(kind)[0].name}=…")
+    return value

@@ -13,7 +13,7 @@ from torch import Tensor
 from concm.semantics import cub
 from concm.semantics.attributes import attributes, pool
 from concm.semantics.overrides import identified, plain, synsets
-from concm.semantics.senses import Sense, resolve
+from concm.semantics.senses import Company, Sense, resolve
 from concm.semantics.vectors import WordVectors, embed, word_vectors
 from concm.semantics.wordnet import identifier, key, nouns
 
@@ -73,16 +73,18 @@ class FromWordNet:
 
     def learn(self, names: Sequence[str]) -> FromWordNet:
         """Settle these names one after the other, each in the company of those before it."""
-        source = self
+        known, company = dict(self.known), Company(self.known.values())
         for name in names:
-            source = replace(source, known={_key(name): source.sense(name), **source.known})
-        return source
+            if _key(name) not in known:
+                known[_key(name)] = resolve([name], known=company, overrides=self.overrides)[0]
+                company.add(known[_key(name)])
+        return replace(self, known=known)
 
     def sense(self, name: str) -> Sense:
         """The settled sense of a known class, else the one that fits the known classes best."""
         if _key(name) in self.known:
             return self.known[_key(name)]
-        return resolve([name], known=self.known.values(), overrides=self.overrides)[0]
+        return resolve([name], known=Company(self.known.values()), overrides=self.overrides)[0]
 
     def columns(self, name: str) -> tuple[int, ...]:
         """Its parts, its own and inherited ones."""

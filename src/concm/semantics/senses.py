@@ -28,8 +28,24 @@ class Sense:
     how: str
 
 
+class Company:
+    """The classes that are settled: how many there are, and how many of them stand under each hypernym."""
+
+    def __init__(self, senses: Iterable[Sense] = ()) -> None:
+        self.classes = 0
+        self.under: dict[int, float] = {}
+        for sense in senses:
+            self.add(sense)
+
+    def add(self, sense: Sense) -> None:
+        """One more class; a name without a meaning is no company."""
+        if sense.synset is not None:
+            self.classes += 1
+            _count(self.under, {sense.synset: 1.0})
+
+
 def resolve(
-    names: Sequence[str], *, known: Iterable[Sense] = (), overrides: Mapping[str, int | None] | None = None
+    names: Sequence[str], *, known: Company | None = None, overrides: Mapping[str, int | None] | None = None
 ) -> tuple[Sense, ...]:
     """The sense of each name that fits the other names and the `known` classes best; those are left as they are.
 
@@ -38,14 +54,16 @@ def resolve(
     """
     found = [_candidates(name, overrides or {}) for name in names]
     scores = [_prior(synsets) for synsets, _ in found]
-    fixed = [{sense.synset: 1.0} for sense in known if sense.synset is not None]
-    enough = _COMPANY * min(max((len(fixed) + len(names)) / 100, 0.1), 1.0)
+    known = known or Company()
+    enough = _COMPANY * min(max((known.classes + len(names)) / 100, 0.1), 1.0)
     for _ in range(_ROUNDS if any(len(synsets) > 1 for synsets, _ in found) else 0):
         shares = [_share(one) for one in scores]
-        total = _company([*fixed, *shares])
+        total = dict(known.under)
+        for share in shares:
+            _count(total, share)
         scores = [
             {synset: prior + _fit(synset, total, own, enough) for synset, prior in _prior(synsets).items()}
-            for (synsets, _), own in zip(found, (_company([share]) for share in shares), strict=True)
+            for (synsets, _), own in zip(found, (_count({}, share) for share in shares), strict=True)
         ]
     return tuple(
         Sense(name, max(one, key=one.__getitem__, default=None), how)
@@ -68,15 +86,13 @@ def _share(scores: Mapping[int, float]) -> dict[int, float]:
     return {synset: weight / sum(weights.values()) for synset, weight in weights.items()}
 
 
-def _company(shares: Iterable[Mapping[int, float]]) -> dict[int, float]:
-    """How many classes stand under each hypernym; not under themselves, for classes are rarely kinds of each other."""
+def _count(under: dict[int, float], share: Mapping[int, float]) -> dict[int, float]:
+    """Count a class under its hypernyms; not under itself, for classes are rarely kinds of each other."""
     table = nouns()
-    count: dict[int, float] = {}
-    for share in shares:
-        for synset, weight in share.items():
-            for above in table.ancestors(synset)[1:]:
-                count[above] = count.get(above, 0.0) + weight
-    return count
+    for synset, weight in share.items():
+        for above in table.ancestors(synset)[1:]:
+            under[above] = under.get(above, 0.0) + weight
+    return under
 
 
 def _fit(synset: int, total: Mapping[int, float], own: Mapping[int, float], enough: float) -> float:

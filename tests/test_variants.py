@@ -1,0 +1,262 @@
+"""Methods and their settings as users write them: what is understood, and what is refused with which hint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import ClassVar, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from concm import methods
+from concm.concm import ConCM, Settings
+from concm.errors import Misuse
+from concm.methods import Choice, choose, entries
+from concm.methods.ncm import NCM
+from concm.methods.variants import vary
+
+
+@dataclass(frozen=True)
+class Inner:
+    steps: int = 3
+    rate: float | None = 0.5
+
+
+@dataclass(frozen=True)
+class Outer:
+    PRESETS: ClassVar = ("small", "large")
+
+    count: int = 1
+    share: float = 0.5
+    on: bool = True
+    kind: Literal["round", "flat"] = "round"
+    limit: int | None = None
+    inner: Inner = field(default_factory=Inner)
+
+    @classmethod
+    def small(cls) -> Outer:
+        return cls(count=0, inner=Inner(steps=1))
+
+    @classmethod
+    def large(cls) -> Outer:
+        return cls(count=100, limit=9)
+
+
+def written(settings: object, prefix: str = "") -> list[str]:
+    """All settings as a user would write them."""
+    words = []
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        if is_dataclass(value):
+            words += written(value, f"{prefix}{item.name}.")
+        else:
+            text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+            words.append(f"{prefix}{item.name}={text}")
+    return words
+
+
+outers = st.builds(
+    Outer,
+    count=st.integers(-1000, 1000),
+    share=st.floats(allow_nan=False, allow_infinity=False),
+    on=st.booleans(),
+    kind=st.sampled_from(["round", "flat"]),
+    limit=st.none() | st.integers(),
+    inner=st.builds(Inner, steps=st.integers(), rate=st.none() | st.floats(allow_nan=False, allow_infinity=False)),
+)
+
+
+def test_a_name_alone_is_the_method_with_its_defaults():
+    choice = choose("concm")
+    assert choice.label == choice.entry.name == "concm"
+    assert choice.settings == Settings()
+    assert isinstance(choice.build(seed=3, device="cpu"), ConCM)
+
+
+def test_what_is_chosen_is_what_is_built_with_the_seed_given():
+    choice = choose("concm:published,alpha=0.25,calibration.steps=7")
+    method = choice.build(seed=3, device="cpu")
+    assert method.settings == choice.settings
+    assert method.seed == 3
+    assert choice.build(seed=3, device="cpu") is not method
+
+
+def test_a_preset_is_where_changes_start_from_wherever_it_stands():
+    expected = replace(Settings.published(), alpha=0.5, steps=9)
+    assert choose("concm:published").settings == Settings.published() != Settings()
+    assert choose("concm:published,alpha=0.5,steps=9").settings == expected
+    assert choose("concm:alpha=0.5,published,steps=9").settings == expected
+
+
+def test_inner_settings_are_reached_by_a_dot_and_leave_their_neighbours_alone():
+    found = choose("concm:calibration.steps=5,calibration.own_logit=1").settings
+    assert found == replace(Settings(), calibration=replace(Settings().calibration, steps=5, own_logit=1.0))
+
+
+def test_inner_settings_of_a_preset_are_kept_but_for_what_is_changed():
+    assert vary(Outer, ["small", "inner.rate=none"]) == Outer(count=0, inner=Inner(steps=1, rate=None))
+
+
+def test_an_optional_setting_takes_none_and_a_value():
+    assert choose("concm:whitening=none").settings.whitening is None
+    assert choose("concm:whitening=2.5").settings.whitening == 2.5
+    assert vary(Outer, ["large", "limit=none"]).limit is None
+    found = vary(Outer, ["limit=7"]).limit
+    assert found == 7
+    assert isinstance(found, int)
+
+
+@pytest.mark.parametrize(("word", "value"), [("true", True), ("false", False)])
+def test_a_switch_is_true_or_false(word, value):
+    assert choose(f"concm:calibrate={word}").settings.calibrate is value
+
+
+def test_spaces_around_names_and_values_do_not_matter():
+    plain = choose("concm:structure=random,calibration.steps=5").settings
+    assert choose("concm:structure = random , calibration.steps =5").settings == plain
+
+
+def test_the_last_of_two_values_counts():
+    assert choose("concm:alpha=0.1,alpha=0.2").settings.alpha == 0.2
+
+
+@given(outers, st.randoms(use_true_random=False))
+def test_settings_written_out_in_any_order_are_read_back_as_they_were(settings, random):
+    words = written(settings)
+    random.shuffle(words)
+    assert vary(Outer, words) == settings
+    assert vary(Outer, ["large", *words]) == settings
+
+
+def test_every_setting_of_every_registered_method_can_be_written():
+    for entry in entries().values():
+        if entry.settings is None:
+            continue
+        made = [entry.settings(), *(getattr(entry.settings, name)() for name in getattr(entry.settings, "PRESETS", ()))]
+        for settings in made:
+            assert vary(entry.settings, written(settings)) == settings
+
+
+REFUSED = {
+    "concm:alpa=0.5": ["'alpa'", "did you mean alpha?"],
+    "concm:calibration.stps=5": ["'stps'", "did you mean steps?"],
+    "concm:calibrations.steps=5": ["'calibrations'", "did you mean calibration?"],
+    "concm:publised": ["'publised'", "did you mean published?"],
+    "concm:alpha": ["'alpha'", "did you mean alpha=…?"],
+    "concm:xyzzy=1": ["'xyzzy'", "alpha", "whitening"],
+    "concm:PRESETS=1": ["'PRESETS'"],
+    "concm:=1": ["''"],
+    "concm:alpha=much": ["'alpha=much'", "a number"],
+    "concm:alpha=": ["'alpha='", "a number"],
+    "concm:alpha=0.5=0.6": ["'alpha=0.5=0.6'", "a number"],
+    "concm:alpha=none": ["'alpha=none'", "a number"],
+    "concm:steps=2.5": ["'steps=2.5'", "a number"],
+    "concm:calibration.steps=few": ["'calibration.steps=few'", "a number"],
+    "concm:calibrate=yes": ["'calibrate=yes'", "true or false"],
+    "concm:calibrate=True": ["'calibrate=True'", "true or false"],
+    "concm:structure=round": ["'structure=round'", "matched, greedy, random, fixed, learned"],
+    "concm:structure=none": ["'structure=none'", "matched, greedy, random, fixed, learned"],
+    "concm:calibration=5": ["'calibration=5'", "calibration.shots="],
+    "concm:alpha.steps=5": ["'alpha.steps=5'", "alpha has no settings of its own"],
+    "concm:calibration.steps.more=5": ["'calibration.steps.more=5'", "steps has no settings of its own"],
+    "concm:structure=fixed": ["structure=fixed", "total=N"],
+    "concm:structure=fixed,total=none": ["structure=fixed", "total=N"],
+    "concm:schedule=released": ["schedule=released", "sessions=N"],
+    "ncm:alpha=0.5": ["ncm", "no settings", "'alpha=0.5'"],
+    "ncm:published": ["ncm", "no settings", "'published'"],
+    "concn": ["'concn'", "did you mean concm?"],
+    "ConCM": ["'ConCM'"],
+    "orbit": ["'orbit'", "concm", "ncm"],
+    "": ["''", "concm", "ncm"],
+}
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=lambda words: words or "nothing")
+def test_what_is_not_understood_is_refused_and_the_way_out_named(words):
+    with pytest.raises(Misuse) as refusal:
+        choose(words)
+    for part in REFUSED[words]:
+        assert part in str(refusal.value)
+
+
+@pytest.mark.parametrize("words", ["structure=fixed,total=60", "total=60,structure=fixed"])
+def test_settings_that_need_each_other_may_come_in_any_order(words):
+    found = choose(f"concm:{words}").settings
+    assert (found.structure, found.total) == ("fixed", 60)
+
+
+def test_a_method_without_settings_is_built_from_seed_and_device_alone():
+    choice = choose("ncm")
+    assert choice.settings is None
+    assert isinstance(choice.build(seed=0, device="cpu"), NCM)
+
+
+def test_every_registered_method_says_what_it_is_and_is_in_alphabetical_order():
+    assert list(entries()) == sorted(entries())
+    assert {"concm", "ncm", "ncm_bias"} <= set(entries())
+    for name, entry in entries().items():
+        assert entry.name == name
+        assert entry.title
+        assert entry.paper
+        method = choose(name).build(seed=0, device="cpu")
+        assert all(callable(getattr(method, verb)) for verb in ("fit_base", "learn", "scores"))
+
+
+class Mine:
+    """A user's method: keeps what it was made with."""
+
+    def __init__(self, **given: object) -> None:
+        self.given = given
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch):
+    """A copy of the registry for this test alone, before anybody has asked what is in it."""
+    monkeypatch.setattr(methods, "_registered", dict(entries()))
+    entries.cache_clear()
+    yield
+    monkeypatch.undo()
+    entries.cache_clear()
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_users_own_method_is_chosen_by_its_name():
+    made = methods.method("mine", title="my own", paper="none yet", needs=("images",))(Mine)
+    assert made is Mine
+    assert entries()["mine"].needs == ("images",)
+    choice = choose("mine")
+    assert isinstance(choice, Choice)
+    assert choice.build(seed=4, device="cpu").given == {"seed": 4, "device": "cpu"}
+    with pytest.raises(Misuse, match="no settings"):
+        choose("mine:count=3")
+    with pytest.raises(Misuse, match="did you mean mine"):
+        choose("mime")
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_users_own_settings_are_varied_like_any_others():
+    methods.method("mine", title="my own", paper="none yet", settings=Outer)(Mine)
+    built = choose("mine:large,inner.steps=8,kind=flat").build(seed=4, device="cpu")
+    settings = replace(Outer.large(), inner=Inner(steps=8), kind="flat")
+    assert built.given == {"settings": settings, "seed": 4, "device": "cpu"}
+    assert choose("mine").settings == Outer()
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_method_may_be_registered_after_others_were_used():
+    choose("ncm")
+    methods.method("mine", title="my own", paper="none yet")(Mine)
+    assert choose("mine").entry.make is Mine
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_number_that_is_none_is_refused(value):
+    with pytest.raises(Misuse):
+        choose(f"concm:alpha={value}")
+
+
+@pytest.mark.parametrize("change", ["steps=-1", "per_base=-1", "replay=-1", "whitening=-5", "structure=fixed,total=0"])
+def test_a_number_out_of_range_is_refused_before_anything_is_run(change):
+    with pytest.raises(Misuse):
+        choose(f"concm:{change}")

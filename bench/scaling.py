@@ -1,8 +1,8 @@
 """Seconds of a session against the number of classes: synthetic features, ImageNet's class names, 50-way sessions.
 
-    python bench/scaling.py [--device auto] [--classes 250 500 1000 2000] [--json FILE]
+    python bench/scaling.py [--device auto] [--classes 500 1000 2000 4000] [--json FILE]
 
-Three in five classes are base classes, the others come in eight sessions. Reports the exponent of growth: 1 is linear.
+The last 400 classes come in eight sessions, the others are base classes. Reports the exponent of growth: 1 is linear.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from concm.data import scenarios
 from concm.data.sessions import Session
 from concm.options import Machine
 
-DIMENSION, IMAGES, SHOTS, VIEWS, SESSIONS = 512, 30, 5, 3, 8
+DIMENSION, IMAGES, SHOTS, VIEWS, WAY, SESSIONS = 512, 30, 5, 3, 50, 8
 
 
 def features(classes: int, images: int, generator: torch.Generator, spread: float = 0.06) -> tuple[torch.Tensor, ...]:
@@ -36,7 +36,7 @@ def features(classes: int, images: int, generator: torch.Generator, spread: floa
 
 def measure(classes: int, device: str) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
-    base, way = classes * 3 // 5, classes // 20
+    base, way = classes - SESSIONS * WAY, WAY
     known = scenarios.load("imagenet1k").names
     names = [*known, *(f"thing {at}" for at in range(classes - len(known)))][:classes]
     seen, views, labels, centres = features(classes, IMAGES, generator)
@@ -80,11 +80,11 @@ def measure(classes: int, device: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    parser.add_argument("--classes", type=int, nargs="+", default=[250, 500, 1000, 2000])
+    parser.add_argument("--classes", type=int, nargs="+", default=[500, 1000, 2000, 4000])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device = Machine(device=options.device).accelerator()
-    measure(100, device)  # warms the device up
+    measure(450, device)  # warms the device up
     table = [measure(classes, device) for classes in options.classes]
     name = (
         torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads"

@@ -5,9 +5,9 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 
 .PHONY: demo test lint bench docs clean
 
-demo: .venv/installed  ## what the bundled bank holds, and the control's accuracy by session (seconds)
-	@echo "Running the main job on the bundled CIFAR-100 bank: about 10 seconds."
-	$(BIN)/concm bank
+demo: .venv/installed  ## ConCM on the bundled bank, five draws, beside controls and published figures (a minute)
+	@echo "Running the main job, concm bench, on the bundled CIFAR-100 bank: about a minute on two cores."
+	$(BIN)/concm bench --json runs/bench/bench.json
 
 test: .venv/developed  ## all tests (about 3 minutes on two cores)
 	@echo "Running all tests: about 3 minutes on two cores."
@@ -18,8 +18,10 @@ lint: .venv/developed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/benched  ## speed of the base session, as ratios (minutes; meant for a GPU)
+bench: .venv/benched  ## speed of the base session, of a draw and of many classes (minutes; meant for a GPU)
 	$(BIN)/python bench/base_training.py
+	$(BIN)/python bench/sessions.py
+	$(BIN)/python bench/scaling.py
 
 docs: .venv/documented  ## the documentation as a site in site/
 	$(BIN)/mkdocs build --strict

@@ -74,6 +74,8 @@ class Settings:
     "Samples of a base class in a step."
     per_novel: int = 8
     "Samples of a novel class in a step."
+    batch: int = 1024
+    "Samples in a step at most; with more classes than that allows, each step takes some of them."
     base_steps: int = 30
     "Of the base session."
     steps: int = 20
@@ -88,7 +90,16 @@ class Settings:
     "Added to the scores of novel classes (paper: 0)."
 
     def __post_init__(self) -> None:
-        least = {"replay": 0, "width": 1, "hidden": 1, "per_base": 1, "per_novel": 1, "base_steps": 0, "steps": 0}
+        least = {
+            "replay": 0,
+            "width": 1,
+            "hidden": 1,
+            "per_base": 1,
+            "per_novel": 1,
+            "batch": 1,
+            "base_steps": 0,
+            "steps": 0,
+        }
         for name, value in {**least, "noise": 0, "beta": 0, "whitening": 0, "total": 2, "sessions": 1}.items():
             if getattr(self, name) is not None and getattr(self, name) < value:
                 raise Misuse(f"setting {name} must be at least {value}, not {getattr(self, name)}")
@@ -113,6 +124,7 @@ class Settings:
             loss="match+contrast",
             scale=1.0,
             hidden=2048,
+            batch=10_000,
             base_steps=200,
             steps=100,
             prototypes=0.0,
@@ -122,7 +134,7 @@ class Settings:
     @classmethod
     def full(cls) -> Settings:
         """The paper's samples a step and hidden units, and five times the steps: for a GPU, to see what haste costs."""
-        return cls(hidden=2048, per_base=100, per_novel=50, base_steps=150, steps=100)
+        return cls(hidden=2048, per_base=100, per_novel=50, batch=10_000, base_steps=150, steps=100)
 
 
 @method(
@@ -224,8 +236,9 @@ class ConCM:
         settings, memory = self.settings, self.memory
         count = len(memory.mean)
         if count >= self.projector.width:
-            self.projector.widen(2 * count)
-            self.free = geometry.widen(self.free, 2 * count)
+            width = count + max(64, count // 4)
+            self.projector.widen(width)
+            self.free = geometry.widen(self.free, width)
         sampler = memory.sampler(settings.per_base, settings.per_novel, noise=settings.noise, around=settings.around)
         initial = self._projected_means(sampler)
         free = settings.structure == "learned"
@@ -239,12 +252,13 @@ class ConCM:
         contrast = settings.loss != "match"
 
         def loss() -> Tensor:
-            vectors = self.projector(sampler(self.generator))
+            features, labels = sampler.batch(settings.batch, self.generator)
+            vectors = self.projector(features)
             targets = F.normalize(structure) if free else structure
-            value = losses.matching(vectors, sampler.labels, targets, scale=settings.scale, weights=weights)
+            value = losses.matching(vectors, labels, targets, scale=settings.scale, weights=weights)
             if contrast:
                 pull = anchors if settings.loss == "match+contrast" else anchors[:0]
-                value += losses.anchored_contrast(vectors, sampler.labels, targets, pull, settings.temperature)
+                value += losses.anchored_contrast(vectors, labels, targets, pull, settings.temperature)
             return value
 
         parameters = [*self.projector.parameters(), *([structure] if free else [])]

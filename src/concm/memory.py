@@ -129,6 +129,15 @@ class Sampler:
         noise = torch.randn(len(self.labels), self.centres.shape[1], **like)
         return torch.addcmul(self.centres[pick], self.scale * self.std[self.labels], noise)
 
+    def batch(self, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Features and labels of all rows, or of `most` of them chosen anew: a step's cost has a bound."""
+        if len(self.labels) <= most:
+            return self(generator), self.labels
+        rows = torch.randint(len(self.labels), (most,), generator=generator, device=self.labels.device)
+        parts = (self.labels, self.first, self.count, self.scale)
+        some = Sampler(self.centres, self.std, *(part[rows] for part in parts))
+        return some(generator), some.labels
+
 
 def spread(own: Tensor, prototypes: Tensor, base_mean: Tensor, base_std: Tensor, beta: float, gamma: float) -> Tensor:
     """Spread of novel classes (n, d): their own and that of similar base classes, β(σ_k + Σ_b ω_bk σ_b).

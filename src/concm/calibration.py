@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from concm.data.sessions import Session
+from concm.errors import Misuse
 from concm.semantics.semantics import Semantics
 
 
@@ -36,6 +37,13 @@ class CalibrationSettings:
     "Of the decoder (released code)."
     own_logit: float | None = None
     "None adds the class's own code to the attributes' (paper); a number lets it compete with them (code: 1)."
+
+    def __post_init__(self) -> None:
+        for name, least in {"shots": 1, "steps": 0, "attention": 1, "hidden": 1, "weight_decay": 0}.items():
+            if getattr(self, name) < least:
+                raise Misuse(f"setting calibration.{name} must be at least {least}, not {getattr(self, name)}")
+        if self.lr <= 0:
+            raise Misuse("setting calibration.lr must be positive")
 
 
 class Calibrator(nn.Module):

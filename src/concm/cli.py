@@ -23,7 +23,7 @@ app = App(
 
 @app.command
 def bench(
-    scenario: str = "cifar100",
+    scenario: str | None = None,
     *,
     method: list[str] | None = None,
     draws: int = 5,
@@ -45,7 +45,7 @@ def bench(
     Parameters
     ----------
     scenario
-        A scenario whose bank ships with concm; not needed with `--bank`.
+        A scenario whose bank ships with concm (cifar100 by default); with `--bank`, the one it must be of.
     method
         A method (see `concm methods`), with settings if you like: `concm:alpha=0.5,structure=fixed,total=100`, or a
         preset: `concm:published`. May be given several times; the controls run in any case.
@@ -111,8 +111,10 @@ def bench(
             run_all(todo, out, listen, jobs=jobs or (1 if chosen == "cuda" else cores()))
         except KeyboardInterrupt as error:
             raise ConcmError(f"interrupted; finished runs are in {out}, the same command does the rest") from error
-    rows = report.rows(collect(tasks, out))
+    results = collect(tasks, out)
+    rows = report.rows(results)
     report.show(loaded, rows, draws)
+    report.show_remarks(results)
     picture = figure or out / "bench.png"
     figures.bench(loaded, rows, picture)
     written = [picture]

@@ -5,7 +5,7 @@ Nothing here depends on how many classes or sessions are still to come, unless a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -165,6 +165,7 @@ class ConCM:
         self.structure = torch.empty(0, self.settings.width, device=self.device)
         self.free = self.structure
         self.smr: float | None = None
+        self.remarks: list[str] = []
 
     def fit_base(self, base: Session) -> None:
         """Learn the metric, the MPC network, and a projector that matches the base classes to their structure."""
@@ -177,7 +178,8 @@ class ConCM:
         if settings.calibrate:
             by_hand = bundled(base.scenario.removesuffix("-validation"))
             self.semantics = self.semantics or Semantics.of_names(base.names, overrides=by_hand)
-            self.calibrator = calibration.train(base, self.semantics, settings.calibration, seed=self.seed)
+            shown = base if settings.views else replace(base, views=None)  # episodes as sessions will be
+            self.calibrator = calibration.train(shown, self.semantics, settings.calibration, seed=self.seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             self.projector = Projector(base.features.shape[1], settings.width, settings.hidden).to(self.device)
@@ -204,6 +206,8 @@ class ConCM:
             self.semantics = self.semantics.learn(names)
             vectors, association = (part.to(self.device) for part in self.semantics.classes(names))
             prototypes = self.calibrator.calibrate(prototypes, vectors, association, self.settings.alpha)
+            strange = [name for name, known in zip(names, association.any(1).tolist(), strict=True) if not known]
+            self.remarks += [f"{name!r} has no attributes here: its prototype is not calibrated" for name in strange]
         return prototypes if self.metric is None else F.normalize(prototypes)
 
     @torch.no_grad()
@@ -221,22 +225,24 @@ class ConCM:
 
     @property
     def memory_bytes(self) -> int:
-        """What is kept of the data: statistics, exemplars, and the metric."""
-        metric = 0 if self.metric is None else self.metric.matrix.numel() * self.metric.matrix.element_size()
-        return self.memory.bytes + metric
+        """What is kept of the data: statistics, exemplars, the metric, and the attributes' prototypes."""
+        kept = [] if self.metric is None else [self.metric.matrix]
+        kept += [] if self.calibrator is None else [self.calibrator.get_buffer("features")]
+        return self.memory.bytes + sum(tensor.numel() * tensor.element_size() for tensor in kept)
 
     @property
     def parameters(self) -> int:
         """Trained weights."""
         trained = [self.projector] if self.calibrator is None else [self.projector, self.calibrator]
-        return sum(weight.numel() for network in trained for weight in network.parameters())
+        return sum(weight.numel() for network in trained for weight in network.parameters()) + self.free.numel()
 
     def _match(self, steps: int, session: int) -> None:
         """Re-match the structure to all classes known, then the projector to the structure (Theorem 1, Eq. 13–15)."""
         settings, memory = self.settings, self.memory
         count = len(memory.mean)
-        if count >= self.projector.width:
-            width = count + max(64, count // 4)
+        room = max(count, settings.total or 0) if settings.structure == "fixed" else count
+        if room >= self.projector.width:
+            width = room + max(64, room // 4)
             self.projector.widen(width)
             self.free = geometry.widen(self.free, width)
         sampler = memory.sampler(settings.per_base, settings.per_novel, noise=settings.noise, around=settings.around)

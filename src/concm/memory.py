@@ -52,11 +52,11 @@ class Memory:
         first = session.classes.start
         counts = torch.bincount(session.labels - first, minlength=len(session.classes))
         kept = torch.cat([(session.labels == label).nonzero().flatten()[:replay] for label in session.classes])
-        # A shot without views stands in for them.
-        views = session.features[kept][:, None].expand(-1, self.views.shape[1], -1)
-        views = views if session.views is None else session.views[kept]
-        if not len(self.exemplars):
-            self.views = self.views.new_empty(0, *views.shape[1:])
+        if session.views is not None and not len(self.exemplars):
+            self.views = session.views[:0]
+        # As many views of each exemplar as of the first one: a shot stands in for views it has not.
+        views = session.features[:, None] if session.views is None else session.views
+        views = views[kept][:, torch.arange(self.views.shape[1]) % views.shape[1]]
         self.mean = torch.cat([self.mean, mean])
         self.std = torch.cat([self.std, std])
         self.counts = torch.cat([self.counts, counts])

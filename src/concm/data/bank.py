@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from functools import cache
+from hashlib import blake2b
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from concm.data import scenarios
 from concm.data.scenarios import Scenario
 from concm.errors import ConcmError, Misuse
-from concm.files import load_tensors, save_tensors
+from concm.files import digest, load_tensors, save_tensors
 
 KIND = "concm-bank-1"
 Precision = Literal["int8", "float16", "float32"]
@@ -119,13 +122,19 @@ def load(path: Path, scenario: str | None = None) -> Bank:
             mean=tensors["mean"],
             std=tensors["std"],
             counts=tensors["counts"],
-            card={**meta["card"], "precision": meta["precision"], "bytes": path.stat().st_size},
+            card={**meta["card"], "precision": meta["precision"], "bytes": path.stat().st_size}
+            | {"digest": _identity(tensors, meta["scenario"])},
             **parts,
         )
     except (KeyError, RuntimeError) as error:
         raise ConcmError(f"{path} lacks part of a feature bank ({error}); extract it again") from error
     _consistent(bank, path)
     return bank
+
+
+def _identity(tensors: dict[str, Tensor], scenario: dict[str, Any]) -> str:
+    """Of all features and class names: two banks of the same backbone and size are not the same."""
+    return blake2b((digest(tensors) + json.dumps(scenario, sort_keys=True)).encode(), digest_size=8).hexdigest()
 
 
 def _part(tensors: dict[str, Tensor], name: str, ids: list[str]) -> Part:
@@ -163,5 +172,6 @@ def bundled(name: str = "cifar100") -> Bank:
     """The bank that ships with the package."""
     path = Path(str(files("concm") / "assets" / f"{name}.safetensors"))
     if not path.exists():
+        scenarios.load(name)  # a misspelt name has a hint of its own
         raise Misuse(f"no feature bank of {name} ships with concm; make one with `concm features`, then give its file")
     return load(path, name)

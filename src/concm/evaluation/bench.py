@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 
 from concm.data.bank import Bank, bundled, load
-from concm.data.sessions import draw, published
+from concm.data.sessions import Shots, draw, published
 from concm.errors import ConcmError
 from concm.evaluation import results
 from concm.evaluation.protocol import run
@@ -33,7 +35,7 @@ Listener = Callable[[str, int, dict[str, float]], None]
 class Source:
     """Where a bank comes from and how it is cut, so that every process can get it for itself."""
 
-    scenario: str = "cifar100"
+    scenario: str | None = None
     file: Path | None = None
     way: int | None = None
     shot: int | None = None
@@ -41,7 +43,7 @@ class Source:
 
     def bank(self) -> Bank:
         """The bank."""
-        whole = load(self.file) if self.file else bundled(self.scenario)
+        whole = load(self.file, self.scenario) if self.file else bundled(self.scenario or "cifar100")
         return whole.vary(way=self.way, shot=self.shot, sessions=self.sessions)
 
 
@@ -57,18 +59,22 @@ class Task:
     device: str
 
     def head(self, bank: Bank) -> Result:
-        """All that decides it."""
-        return results.head(
+        """All that decides it; of published lists also what they say."""
+        start = results.head(
             choose(self.method), bank, draw=self.draw, seed=self.seed, splits=self.splits, device=self.device
         )
+        return {**start, "shots": list(self.shots(bank).items())} if self.splits else start
+
+    def shots(self, bank: Bank) -> Shots:
+        """Drawn, or published."""
+        return published(bank, self.splits) if self.splits else draw(bank, self.draw)
 
     def run(self, bank: Bank, listen: Listener) -> Result:
         """Do it, on one thread: the result must not depend on what else the machine is doing."""
-        shots = published(bank, self.splits) if self.splits else draw(bank, self.draw)
         method = choose(self.method).build(seed=self.seed, device=self.device)
         sessions: list[dict[str, Any]] = []
         with _one_thread():
-            for figures in run(method, bank, shots):
+            for figures in run(method, bank, self.shots(bank)):
                 sessions.append(figures)
                 listen(f"{self.method} draw {self.draw}", figures["index"], figures)
         return results.finished(self.head(bank), sessions, method)
@@ -98,6 +104,10 @@ def collect(tasks: list[Task], out: Path) -> list[Result]:
 
 def run_all(tasks: list[Task], out: Path, listen: Listener, *, jobs: int) -> None:
     """Run the tasks, `jobs` at a time, and write each result as it is done."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConcmError(f"cannot write results to {out}: {error.strerror or error}") from error
     if not tasks:
         return
     bank = tasks[0].source.bank()
@@ -138,14 +148,28 @@ _events: Any = None
 
 
 def _begin(events: Any) -> None:
-    """In each worker: Ctrl-C is the parent's business."""
+    """In each worker: Ctrl-C is the parent's business, who ends it; nor does it outlive a parent that was killed."""
     global _events
     _events = events
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow, daemon=True).start()
+
+
+def _follow() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(task: Task, path: Path) -> None:
-    results.save(path, task.run(_bank(task.source), lambda *event: _events.put(_brief(event))))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # told to end, it takes its draft along
+    try:
+        results.save(path, task.run(_bank(task.source), lambda *event: _events.put(_brief(event))))
+    except SystemExit:
+        os._exit(1)  # else the pool would hand it the next task
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _brief(event: tuple[str, int, dict[str, Any]]) -> tuple[str, int, dict[str, float]]:

@@ -42,7 +42,7 @@ def head(choice: Choice, bank: Bank, *, draw: int, seed: int, splits: Path | Non
     return {
         "schema": SCHEMA,
         "scenario": {name: getattr(scenario, name) for name in ("name", "base", "way", "shot", "sessions")},
-        "bank": {**bank.encoder, "precision": bank.card["precision"], "bytes": bank.card["bytes"]},
+        "bank": {**bank.encoder, "precision": bank.card["precision"], "digest": bank.card["digest"]},
         "method": choice.entry.name,
         "label": choice.label,
         "settings": asdict(choice.settings) if is_dataclass(choice.settings) else {},  # type: ignore[arg-type]
@@ -68,11 +68,9 @@ def place(out: Path, start: Result) -> Path:
 
 def finished(start: Result, sessions: list[dict[str, Any]], method: Method) -> Result:
     """The whole result, once all sessions are done."""
-    return {**start, "sessions": sessions, "summary": {**summary(sessions), **_size(method)}}
-
-
-def _size(method: Method) -> dict[str, int]:
-    return {"memory_bytes": method.memory_bytes, "parameters": method.parameters}
+    size = {"memory_bytes": method.memory_bytes, "parameters": method.parameters}
+    remarks = list(getattr(method, "remarks", []))
+    return {**start, "sessions": sessions, "summary": {**summary(sessions), **size}, "remarks": remarks}
 
 
 def summary(sessions: list[dict[str, Any]]) -> dict[str, Any]:
@@ -109,6 +107,7 @@ def load(path: Path) -> Result:
         result: Result = json.loads(path.read_text(encoding="utf-8"))
         if result["schema"] != SCHEMA:
             raise ConcmError(f"{path} has result schema {result['schema']}, this version reads {SCHEMA}")
+        assert result["summary"]
         assert len(result["sessions"]) == result["scenario"]["sessions"] + 1
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         raise ConcmError(f"{path} is not a whole result file; delete it, and the run is done again") from error

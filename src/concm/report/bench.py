@@ -82,6 +82,12 @@ def show(bank: Bank, rows: list[dict[str, Any]], draws: int) -> None:
     _explain(rows)
 
 
+def show_remarks(results: list[Result]) -> None:
+    """What methods had to say, once."""
+    for remark in dict.fromkeys(remark for result in results for remark in result["remarks"]):
+        say(f"note: {remark}")
+
+
 def _explain(rows: list[dict[str, Any]]) -> None:
     """Where each row stands against nearest class mean with any constant on its novel scores."""
     for row in rows:

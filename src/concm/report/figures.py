@@ -13,6 +13,7 @@ from concm.data.bank import Bank
 from concm.data.scenarios import Scenario
 from concm.errors import ConcmError
 from concm.evaluation import published
+from concm.files import replacing
 
 COLOURS = ("#cc3311", "#222222", "#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee")
 
@@ -28,9 +29,9 @@ def _picture(path: Path, columns: int, size: tuple[float, float]) -> Iterator[An
     figure, axes = pyplot.subplots(1, columns, figsize=size, layout="constrained")
     try:
         yield axes
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
+        with replacing(path) as draft:
+            figure.savefig(draft, dpi=150, format=path.suffix[1:] or "png")
+    except ValueError as error:
         raise ConcmError(f"cannot write the picture {path}: {error}") from error
     finally:
         pyplot.close(figure)
@@ -70,7 +71,9 @@ def bench(bank: Bank, rows: list[dict[str, Any]], path: Path) -> None:
                 right.plot(curve["base"], curve["novel"], "-", color=colour, alpha=0.5, linewidth=1.2)
             right.plot(row["last_base"], row["last_novel"], "o", color=colour, label=row["method"])
         left.set(xlabel="classes known", ylabel="harmonic mean (%)", xticks=seen, title="HM by session")
-        right.set(xlabel="base accuracy (%)", ylabel="novel accuracy (%)", xlim=(45, None), ylim=(15, None))
+        lowest = [min(row[name] for row in rows) - 5 for name in ("last_base", "last_novel")]
+        right.set(xlabel="base accuracy (%)", ylabel="novel accuracy (%)")
+        right.set(xlim=(min(45, lowest[0]), None), ylim=(min(15, lowest[1]), None))
         right.set_title("trade-off after the last session")
         for axes in (left, right):
             axes.grid(alpha=0.3)

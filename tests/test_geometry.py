@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,3 +137,16 @@ def test_float32_means_give_a_float32_simplex():
 def test_more_classes_than_a_simplex_has_room_for_are_refused():
     with pytest.raises(Misuse, match="5 classes needs at least 4 dimensions, not 3"):
         geometry.nearest(torch.randn(5, 3))
+
+
+@pytest.mark.parametrize("rank", [40, 599], ids=["few directions", "all directions"])
+def test_many_classes_take_a_faster_way_to_the_same_optimum(rank):
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(600, rank, generator=generator, dtype=torch.float64)
+    means = F.normalize(means @ torch.randn(rank, 640, generator=generator, dtype=torch.float64), dim=1)
+    found = geometry.nearest(means)
+    gram = found @ found.T
+    assert (gram - (600 / 599 * torch.eye(600, dtype=torch.float64) - 1 / 599)).abs().max() < 1e-9
+    singular = torch.linalg.svdvals(means - means.mean(0))
+    best = (600 / 599) ** 0.5 * singular.sum()
+    assert float((means * found).sum()) == pytest.approx(float(best), rel=1e-9)

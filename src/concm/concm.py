@@ -280,7 +280,7 @@ class ConCM:
     def _projected_means(self, sampler: Sampler) -> Tensor:
         """The initial structure: where the projector puts the classes' samples on average, before it is trained."""
         total = torch.zeros(len(self.memory.mean), self.projector.width, device=self.device)
-        for _ in range(8):
+        for _ in range(min(8, 1 + 16_384 // len(sampler.labels))):
             total.index_add_(0, sampler.labels, self.projector(sampler(self.generator)))
         return F.normalize(total)
 

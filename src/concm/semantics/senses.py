@@ -6,10 +6,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from concm.semantics.overrides import identified, plain
 from concm.semantics.plurals import singulars
-from concm.semantics.wordnet import Nouns, key, nouns
+from concm.semantics.wordnet import key, nouns
 
 # Chosen on the 1,000 ImageNet names, whose senses their ids tell, and checked on CIFAR-100's by eye (docs/concepts).
 _LATER_SENSE = 0.2  # what a sense costs, times the logarithm of its number
@@ -101,12 +102,14 @@ def _fit(synset: int, total: Mapping[int, float], own: Mapping[int, float], enou
     for above in table.ancestors(synset):
         others = max(total.get(above, 0.0) - own.get(above, 0.0), 0.0)
         if others > 0:
-            score += _told(above, table) * math.log1p(others / enough)
+            score += _told(above) * math.log1p(others / enough)
     return score
 
 
-def _told(synset: int, table: Nouns) -> float:
+@cache
+def _told(synset: int) -> float:
     """What a hypernym tells beyond its own hypernyms."""
+    table = nouns()
     above = max((table.information(up) for up in table.hypernyms(synset)), default=0.0)
     return max(table.information(synset) - above, 0.0)
 

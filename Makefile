@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 
 demo: .venv/installed  ## ConCM on the bundled bank, five draws, beside controls and published figures (40 seconds)
 	@echo "Running the main job, concm bench, on the bundled CIFAR-100 bank: about 40 seconds on two cores."
-	$(BIN)/concm bench --json runs/bench/bench.json
+	$(BIN)/concm bench --json runs/bench.json
 
 test: .venv/developed  ## all tests (about 3 minutes on two cores)
 	@echo "Running all tests: about 3 minutes on two cores."

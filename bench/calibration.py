@@ -2,7 +2,7 @@
 
     python bench/calibration.py [--banks BANK ...] [--draws 5] [--json FILE] [SPEC ...]
 
-A centre is the mean of a novel class's test images; no method sees it. Without --banks, the bundled bank.
+A centre is the mean of a novel class's test images; no method sees it. The bundled bank, and any others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("specs", nargs="*", default=["concm", "concm:published", "concm:calibration.own_logit=1"])
     options = parser.parse_args()
-    banks = {path.stem: load(path) for path in options.banks} or {"cifar100": bundled()}
+    banks = {"cifar100": bundled(), **{path.stem: load(path) for path in options.banks}}
     table = []
     for name, bank in banks.items():
         for label in options.specs:

@@ -21,7 +21,7 @@ from concm.semantics.semantics import Semantics
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """Defaults: the released code's layers and the paper's aggregation; steps and optimizer are not validated yet."""
+    """Defaults: the released code's layers and the paper's aggregation; steps by validation (docs/engine.md)."""
 
     shots: int = 5
     "Of an episode (paper, Section 3.2)."
@@ -102,7 +102,7 @@ def attribute_features(mean: Tensor, counts: Tensor, association: Tensor) -> Ten
 def episode(session: Session, classes: Tensor, shots: int, generator: torch.Generator) -> Tensor:
     """Few-shot prototypes (n, d) of the given classes: the mean of `shots` of their images, with all their views."""
     device = session.labels.device
-    order = session.labels + torch.rand(len(session.labels), generator=generator, device=device)
+    order = session.labels + torch.rand(len(session.labels), generator=generator, device=device, dtype=torch.float64)
     rows = order.argsort()
     counts = torch.bincount(session.labels, minlength=len(session.classes))
     starts = counts.cumsum(0) - counts

@@ -16,7 +16,7 @@ from concm import calibration, geometry, losses, projector
 from concm.calibration import CalibrationSettings, Calibrator
 from concm.data.sessions import Session
 from concm.errors import Misuse
-from concm.memory import Around, Memory, Sampler, class_statistics, spread
+from concm.memory import Around, Memory, Sampler, class_statistics, class_sums, spread
 from concm.methods import method
 from concm.metric import Metric
 from concm.projector import Projector
@@ -26,7 +26,7 @@ from concm.semantics.semantics import Semantics
 
 @dataclass(frozen=True)
 class Settings:
-    """Defaults: what docs/engine.md found best by validation on base classes; `published()` is the paper's form."""
+    """Defaults: chosen by validation on base classes (docs/engine.md); `published()` is the paper's form."""
 
     PRESETS: ClassVar = ("published", "full")
 
@@ -47,13 +47,13 @@ class Settings:
     gamma: float = 16.0
     "How similar a base class must be for its spread to count (paper, appendix)."
     noise: float = 3.0
-    "Spread of all samples, in standard deviations (paper: 1); wide ones keep the projector from trusting five shots."
+    "Spread of all samples, in standard deviations (paper: 1)."
     around: Around = "exemplars"
     "What novel samples are drawn around (paper: prototype)."
     replay: int = 5
     "Exemplars kept of each novel class (paper: 5, and 0 and 1 studied)."
     structure: Literal["matched", "greedy", "random", "fixed", "learned"] = "matched"
-    "Nearest simplex (DSM); a random one, assigned greedily or not; one for `total` classes; or free vectors (no DSM)."
+    "Nearest simplex (DSM); a random one, assigned (GM) or not (RM); one for `total` classes (FS); or free vectors."
     total: int | None = None
     "Classes that a fixed structure reserves room for; nothing else needs it."
     loss: Literal["match", "match+scl", "match+contrast"] = "match"
@@ -90,17 +90,9 @@ class Settings:
     "Added to the scores of novel classes (paper: 0)."
 
     def __post_init__(self) -> None:
-        least = {
-            "replay": 0,
-            "width": 1,
-            "hidden": 1,
-            "per_base": 1,
-            "per_novel": 1,
-            "batch": 1,
-            "base_steps": 0,
-            "steps": 0,
-        }
-        for name, value in {**least, "noise": 0, "beta": 0, "whitening": 0, "total": 2, "sessions": 1}.items():
+        least = {"replay": 0, "width": 1, "hidden": 1, "per_base": 1, "per_novel": 1, "batch": 1, "base_steps": 0}
+        least |= {"steps": 0, "noise": 0, "beta": 0, "whitening": 0, "weight_decay": 0, "total": 2, "sessions": 1}
+        for name, value in least.items():
             if getattr(self, name) is not None and getattr(self, name) < value:
                 raise Misuse(f"setting {name} must be at least {value}, not {getattr(self, name)}")
         if not (0 <= self.alpha <= 1 and 0 <= self.prototypes <= 1):
@@ -111,6 +103,18 @@ class Settings:
             raise Misuse("structure=fixed reserves room for all classes to come, so it needs total=N")
         if self.schedule == "released" and self.sessions is None:
             raise Misuse("schedule=released switches half-way, so it needs sessions=N")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What a run uses beyond features and labels."""
+        needs = {
+            "class names": self.calibrate,
+            "views of the shots": self.views,
+            f"exemplars: {self.replay} a novel class": self.replay > 0,
+            "number of classes to come": self.structure == "fixed",
+            "number of sessions to come": self.schedule == "released",
+        }
+        return tuple(name for name, needed in needs.items() if needed)
 
     @classmethod
     def published(cls) -> Settings:
@@ -142,7 +146,7 @@ class Settings:
     title="ConCM: consistency-driven calibration and matching",
     paper="ICLR 2026",
     settings=Settings,
-    needs=("class names",),
+    needs=("class names", "exemplars: 5 a novel class"),
 )
 class ConCM:
     """The three verbs; see `Settings` for what can be varied."""
@@ -281,7 +285,7 @@ class ConCM:
         """The initial structure: where the projector puts the classes' samples on average, before it is trained."""
         total = torch.zeros(len(self.memory.mean), self.projector.width, device=self.device)
         for _ in range(min(8, 1 + 16_384 // len(sampler.labels))):
-            total.index_add_(0, sampler.labels, self.projector(sampler(self.generator)))
+            total += class_sums(self.projector(sampler(self.generator)), sampler.labels, len(total))
         return F.normalize(total)
 
     def _target(self, initial: Tensor) -> Tensor:

@@ -79,8 +79,8 @@ class Memory:
         starts = classes + each * (counts.cumsum(0) - counts)
         images = images[order]
         if around == "exemplars":
-            centre = self.mean.new_zeros(self.mean.shape).index_add(0, self.labels, images.mean(1)[order.argsort()])
-            moved = self.mean - centre / counts.clamp(min=1)[:, None]
+            centre = class_sums(images.mean(1), self.labels[order], classes) / counts.clamp(min=1)[:, None]
+            moved = self.mean - centre
             images = images + moved[self.labels[order], None]
         centres = torch.cat([self.mean, images.flatten(0, 1)])
         every = torch.arange(classes, device=self.mean.device)
@@ -137,6 +137,16 @@ class Sampler:
         parts = (self.labels, self.first, self.count, self.scale)
         some = Sampler(self.centres, self.std, *(part[rows] for part in parts))
         return some(generator), some.labels
+
+
+def class_sums(values: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Sum (classes, d) of each class's rows, added in the same order on any device: same seed, same result."""
+    order = labels.argsort(stable=True)
+    counts = torch.bincount(labels, minlength=classes)
+    place = torch.arange(len(labels), device=labels.device) - (counts.cumsum(0) - counts)[labels[order]]
+    table = values.new_zeros(classes, max(1, int(counts.max())), values.shape[1])
+    table[labels[order], place] = values[order]
+    return table.sum(1)
 
 
 def spread(own: Tensor, prototypes: Tensor, base_mean: Tensor, base_std: Tensor, beta: float, gamma: float) -> Tensor:

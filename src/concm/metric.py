@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from concm.data.sessions import Session
+from concm.memory import class_sums
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Metric:
         """(W + shrinkage · mean variance · I)^(−1/2), W the covariance within the base classes."""
         unit = F.normalize(base.features.double(), dim=-1)
         counts = torch.bincount(base.labels, minlength=len(base.classes)).clamp(min=1)
-        sums = unit.new_zeros(len(base.classes), unit.shape[1]).index_add(0, base.labels, unit)
-        within = unit - (sums / counts[:, None])[base.labels]
+        means = class_sums(unit, base.labels, len(base.classes)) / counts[:, None]
+        within = unit - means[base.labels]
         covariance = within.T @ within / max(1, len(unit) - len(base.classes))
         level = covariance.diagonal().mean()
         values, vectors = torch.linalg.eigh(covariance)

@@ -64,11 +64,11 @@ def train(
         loss().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    eager = min(steps, 3) if graphed else steps
     if not graphed:
-        for _ in range(eager):
+        for _ in range(steps):
             step()
         return
+    eager = min(steps, 3)
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):

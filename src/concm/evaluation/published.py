@@ -10,7 +10,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
-from concm.data.scenarios import nearest
+from concm.data.scenarios import Scenario, load, names, nearest
 from concm.errors import Misuse
 
 
@@ -64,6 +64,15 @@ def table(label: str) -> Table:
 def rows(scenario: str) -> list[Row]:
     """The methods that the paper compares on a scenario, as ordered there; none where it has no such table."""
     return [row for table in tables() for row in table.rows if row.comparison and row.scenario == scenario]
+
+
+def beside(scenario: Scenario) -> list[Row]:
+    """The rows that a run of this scenario may be compared with: none where classes, ways or shots were varied."""
+    if scenario.name not in names():
+        return []
+    printed = load(scenario.name)
+    same = all(getattr(scenario, name) == getattr(printed, name) for name in ("keys", "base", "way", "shot"))
+    return rows(scenario.name) if same else []
 
 
 def _table(data: dict[str, Any]) -> Table:

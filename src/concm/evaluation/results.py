@@ -28,10 +28,10 @@ Result = dict[str, Any]
 
 @cache
 def code() -> str:
-    """A fingerprint of this package's source: a result of other code is not taken for one of this."""
+    """A fingerprint of this package's source and tables: a result of others is not taken for one of these."""
     state = blake2b(digest_size=8)
     root = Path(str(files("concm")))
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(path for kind in ("*.py", "*.toml", "*.txt", "*.npz") for path in root.rglob(kind)):
         state.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return state.hexdigest()
 
@@ -46,7 +46,7 @@ def head(choice: Choice, bank: Bank, *, draw: int, seed: int, splits: Path | Non
         "method": choice.entry.name,
         "label": choice.label,
         "settings": asdict(choice.settings) if is_dataclass(choice.settings) else {},  # type: ignore[arg-type]
-        "needs": list(choice.entry.needs),
+        "needs": list(getattr(choice.settings, "needs", choice.entry.needs)),
         "draw": draw,
         "seed": seed,
         "splits": None if splits is None else str(splits),
@@ -74,7 +74,7 @@ def finished(start: Result, sessions: list[dict[str, Any]], method: Method) -> R
 
 
 def summary(sessions: list[dict[str, Any]]) -> dict[str, Any]:
-    """Figures of a whole run (DESIGN of the metrics: docs/concepts/scenarios.md)."""
+    """Figures of a whole run; docs/concepts/scenarios.md defines them."""
     later = sessions[1:]
 
     def mean(name: str) -> float:
@@ -98,7 +98,7 @@ def summary(sessions: list[dict[str, Any]]) -> dict[str, Any]:
 
 def save(path: Path, result: Result) -> None:
     """Write it whole."""
-    write_whole(path, (json.dumps(result, indent=1) + "\n").encode())
+    write_whole(path, (json.dumps(result) + "\n").encode())
 
 
 def load(path: Path) -> Result:
@@ -130,7 +130,7 @@ def aggregate(results: Sequence[Result]) -> dict[str, Any]:
     row["hm"] = _by_session(sessions, "hm")[1:]
     row["last_base"], row["last_novel"] = (_by_session(sessions, name)[-1] for name in ("acc_base", "acc_novel"))
     rates = [[s["smr"] for s in run] for run in sessions]
-    row["smr"] = None if rates[0][-1] is None else np.mean(rates, 0).tolist()
+    row["smr"] = None if rates[0][-1] is None else np.mean(rates, 0).tolist()[1:]
     row["class_means"] = {k: float(np.mean([s["class_means"][k] for s in summaries])) for k in ("ahm", "fa")}
     row["trade_off"] = trade_off(results)
     row["runs"] = len(results)
@@ -152,4 +152,6 @@ def trade_off(results: Sequence[Result]) -> dict[str, list[float]] | None:
 def above(row: dict[str, Any], control: dict[str, Any]) -> float | None:
     """Points of novel accuracy by which a row exceeds the control's curve at the row's own base accuracy."""
     curve = control["trade_off"]
-    return None if curve is None else row["last_novel"] - novel_at(row["last_base"], curve["base"], curve["novel"])
+    if curve is None or not min(curve["base"]) <= row["last_base"] <= max(curve["base"]):
+        return None
+    return float(row["last_novel"] - novel_at(row["last_base"], curve["base"], curve["novel"]))

@@ -38,7 +38,7 @@ def write_json(path: Path, bank: Bank, rows: list[dict[str, Any]], draws: int) -
         "published": [
             {"method": row.method, "backbone": row.backbone, "base_acc": row.base_acc, "ahm": row.ahm, "fa": row.fa}
             | {"hm": list(row.hm), "note": row.note}
-            for row in published.rows(bank.scenario.name)
+            for row in published.beside(bank.scenario)
         ],
     }
     write_whole(path, (json.dumps(data, indent=1) + "\n").encode())
@@ -65,7 +65,7 @@ def show(bank: Bank, rows: list[dict[str, Any]], draws: int) -> None:
             f"[bold]{row['fa']:.2f}[/bold] ±{row['fa_std']:.2f}",
             *(f"{row[name]:.2f}" for name in ("pd", "nacc", "ber")),
         )
-    printed = [entry for entry in published.rows(scenario.name) if len(entry.hm) == scenario.sessions]
+    printed = published.beside(scenario)
     if printed:
         table.add_section()
         table.add_row("[dim]published (one draw)[/dim]")

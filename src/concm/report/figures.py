@@ -60,7 +60,7 @@ def bench(bank: Bank, rows: list[dict[str, Any]], path: Path) -> None:
     with _picture(path, 2, (11, 4.2)) as (left, right):
         scenario = bank.scenario
         seen = [scenario.seen(session) for session in range(1, scenario.sessions + 1)]
-        printed = [row for row in published.rows(scenario.name) if len(row.hm) == len(seen)]
+        printed = published.beside(scenario)
         for entry in sorted(printed, key=lambda entry: entry.ahm or 0)[-3:]:
             left.plot(seen, entry.hm, "--", linewidth=1, alpha=0.7, label=f"{entry.method}, published")
         for at, row in enumerate(rows):

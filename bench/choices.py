@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from concm.evaluation.bench import Source, Task, collect, cores, missing, run_all
-from concm.progress import bar
+from concm.evaluation.bench import Source, Task, cores, finish
 from concm.report.bench import rows
 
 CHANGES = [
@@ -79,11 +78,7 @@ def main() -> None:
     for path in options.banks:
         source = Source(file=path)
         tasks = [Task(source, label, at, at, None, "cpu") for label in labels for at in range(options.draws)]
-        todo = missing(tasks, out)
-        with bar() as progress:
-            task = progress.add_task(path.stem, total=len(todo) * (source.bank().scenario.sessions + 1), note="")
-            run_all(todo, out, lambda name, *_, on=task: progress.update(on, advance=1, note=name), jobs=cores())
-        found.append(rows(collect(tasks, out)))
+        found.append(rows(finish(tasks, out, jobs=cores())))
     table = []
     for same in zip(*found, strict=True):
         row = {"change": same[0]["method"]}

@@ -19,6 +19,7 @@ from concm.data.sessions import Shots, draw, sessions
 from concm.errors import Misuse
 from concm.evaluation.metrics import novel_at
 from concm.evaluation.protocol import run
+from concm.files import load_tensors, save_tensors
 from concm.methods import choose
 
 torch.set_num_threads(1)  # bit for bit only holds for one number of threads
@@ -479,3 +480,24 @@ def test_on_cifar100_it_beats_nearest_class_mean_and_its_trade_off_and_repeats_i
     last, curve = ours[-1], control[-1]["trade_off"]
     assert last["acc_novel"] > novel_at(last["acc_base"], curve["base"], curve["novel"])
     assert figures(cifar, "concm") == ours
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"calibrate": False}, {"whitening": None}, {"structure": "learned"}, {"replay": 0}, {"width": 4}],
+    ids=str,
+)
+def test_what_was_saved_and_loaded_goes_on_bit_for_bit(changes, tmp_path):
+    bank, settings = clusters(), quick(**changes)
+    whole = taught(bank, settings)
+    first = taught(bank, settings, until=1)
+    save_tensors(tmp_path / "state", "concm-test-1", first.state_dict(), {})
+    again = ConCM(settings, seed=7)
+    again.load_state_dict(load_tensors(tmp_path / "state", "concm-test-1")[0])
+    for session in list(sessions(bank, draw(bank, 0)))[2:]:
+        again.learn(session)
+    assert torch.equal(again.scores(bank.test.features), whole.scores(bank.test.features))
+    assert (again.smr, again.remarks, again.names) == (whole.smr, whole.remarks, whole.names)
+    one, other = again.state_dict(), whole.state_dict()
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)

@@ -82,9 +82,8 @@ def bench(
     at_least(1, draws=draws, seeds=seeds, jobs=1 if jobs is None else jobs)
     at_least(0, seed=seed)
     chosen = Machine(device=device).accelerator()
-    from concm.evaluation.bench import Source, Task, collect, cores, missing, run_all
+    from concm.evaluation.bench import Source, Task, cores, finish
     from concm.evaluation.controls import METHODS
-    from concm.progress import bar
 
     source = Source(scenario, bank, way, shot, sessions)
     loaded = source.bank()
@@ -96,22 +95,7 @@ def bench(
         for at in range(draws)
         for repeat in range(seeds)
     ]
-    todo = missing(tasks, out)
-    if len(todo) < len(tasks):
-        complain(f"{len(tasks) - len(todo)} of {len(tasks)} runs are finished in {out}")
-    with bar() as progress:
-        total = len(todo) * (loaded.scenario.sessions + 1)
-        task = progress.add_task("bench", total=total, note="")
-
-        def listen(name: str, index: int, found: dict[str, float]) -> None:
-            note = f"{name}, session {index}: " + (f"HM {found['hm']:.1f}" if index else f"accuracy {found['acc']:.1f}")
-            progress.update(task, advance=1, note=note)
-
-        try:
-            run_all(todo, out, listen, jobs=jobs or (1 if chosen == "cuda" else cores()))
-        except KeyboardInterrupt as error:
-            raise ConcmError(f"interrupted; finished runs are in {out}, the same command does the rest") from error
-    results = collect(tasks, out)
+    results = finish(tasks, out, jobs=jobs or (1 if chosen == "cuda" else cores()))
     rows = report.rows(results)
     report.show(loaded, rows, draws)
     report.show_remarks(results)

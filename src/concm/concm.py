@@ -5,140 +5,26 @@ Nothing here depends on how many classes or sessions are still to come, unless a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+import json
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from concm import calibration, geometry, losses, projector
-from concm.calibration import CalibrationSettings, Calibrator
+from concm.calibration import Calibrator
 from concm.data.sessions import Session
 from concm.errors import Misuse
-from concm.memory import Around, Memory, Sampler, class_statistics, class_sums, spread
+from concm.memory import Memory, Sampler, class_statistics, class_sums, spread
 from concm.methods import method
 from concm.metric import Metric
 from concm.projector import Projector
 from concm.semantics.overrides import bundled
 from concm.semantics.semantics import Semantics
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Defaults: chosen by validation on base classes (docs/engine.md); `published()` is the paper's form."""
-
-    PRESETS: ClassVar = ("published", "full")
-
-    whitening: float | None = 10.0
-    "Shrinkage of the metric's whitening, in mean variances; none compares plain features (paper)."
-    calibrate: bool = True
-    "Complete prototypes by the attributes of their class (MPC)."
-    alpha: float = 0.7
-    "Share of the few-shot prototype in the calibrated one (paper: 0.6; Eq. 5)."
-    calibration: CalibrationSettings = field(default_factory=CalibrationSettings)
-    "Of the MPC network."
-    views: bool = True
-    "Count the shots' augmented views into prototypes and spreads, where the bank has them (paper: no)."
-    spread: Literal["borrowed", "own"] = "borrowed"
-    'Novel spreads: their own and that of similar base classes, or their own alone (paper\'s "standard").'
-    beta: float = 0.6
-    "Scale of the borrowed spread (paper, appendix)."
-    gamma: float = 16.0
-    "How similar a base class must be for its spread to count (paper, appendix)."
-    noise: float = 3.0
-    "Spread of all samples, in standard deviations (paper: 1)."
-    around: Around = "exemplars"
-    "What novel samples are drawn around (paper: prototype)."
-    replay: int = 5
-    "Exemplars kept of each novel class (paper: 5, and 0 and 1 studied)."
-    structure: Literal["matched", "greedy", "random", "fixed", "learned"] = "matched"
-    "Nearest simplex (DSM); a random one, assigned (GM) or not (RM); one for `total` classes (FS); or free vectors."
-    total: int | None = None
-    "Classes that a fixed structure reserves room for; nothing else needs it."
-    loss: Literal["match", "match+scl", "match+contrast"] = "match"
-    "Cross-entropy over the structure, with supervised contrast, or with contrast anchored in the structure (paper)."
-    scale: float = 16.0
-    "Of the cosines in the matching loss (paper: 1)."
-    temperature: float = 0.07
-    "Of the contrast (paper, appendix)."
-    schedule: Literal["equal", "released"] = "equal"
-    "Weights of base and novel samples: equal, or the released code's, which must know the number of `sessions`."
-    sessions: int | None = None
-    "Sessions to come, for the released schedule; nothing else needs it."
-    width: int = 128
-    "d_g to start with (paper: 128); it grows when classes outgrow it."
-    hidden: int = 512
-    "Of the projector (released code: 2048)."
-    per_base: int = 8
-    "Samples of a base class in a step."
-    per_novel: int = 8
-    "Samples of a novel class in a step."
-    batch: int = 1024
-    "Samples in a step at most; with more classes than that allows, each step takes some of them."
-    base_steps: int = 30
-    "Of the base session."
-    steps: int = 20
-    "Of each later session."
-    lr: float = 1e-3
-    "Peak rate of AdamW."
-    weight_decay: float = 1e-2
-    "Of AdamW."
-    prototypes: float = 0.75
-    "Share of the prototypes' cosines in the score; the rest is the structure's (paper: 0)."
-    novel_bias: float = 0.07
-    "Added to the scores of novel classes (paper: 0)."
-
-    def __post_init__(self) -> None:
-        least = {"replay": 0, "width": 1, "hidden": 1, "per_base": 1, "per_novel": 1, "batch": 1, "base_steps": 0}
-        least |= {"steps": 0, "noise": 0, "beta": 0, "whitening": 0, "weight_decay": 0, "total": 2, "sessions": 1}
-        for name, value in least.items():
-            if getattr(self, name) is not None and getattr(self, name) < value:
-                raise Misuse(f"setting {name} must be at least {value}, not {getattr(self, name)}")
-        if not (0 <= self.alpha <= 1 and 0 <= self.prototypes <= 1):
-            raise Misuse("settings alpha and prototypes are shares between 0 and 1")
-        if not (self.temperature > 0 and self.lr > 0 and self.scale > 0):
-            raise Misuse("settings temperature, lr and scale must be positive")
-        if self.structure == "fixed" and self.total is None:
-            raise Misuse("structure=fixed reserves room for all classes to come, so it needs total=N")
-        if self.schedule == "released" and self.sessions is None:
-            raise Misuse("schedule=released switches half-way, so it needs sessions=N")
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """What a run uses beyond features and labels."""
-        needs = {
-            "class names": self.calibrate,
-            "views of the shots": self.views,
-            f"exemplars: {self.replay} a novel class": self.replay > 0,
-            "number of classes to come": self.structure == "fixed",
-            "number of sessions to come": self.schedule == "released",
-        }
-        return tuple(name for name, needed in needs.items() if needed)
-
-    @classmethod
-    def published(cls) -> Settings:
-        """The paper's algorithm on banked features; steps and batches are ours."""
-        return cls(
-            whitening=None,
-            alpha=0.6,
-            views=False,
-            noise=1.0,
-            around="prototype",
-            loss="match+contrast",
-            scale=1.0,
-            hidden=2048,
-            batch=10_000,
-            base_steps=200,
-            steps=100,
-            prototypes=0.0,
-            novel_bias=0.0,
-        )
-
-    @classmethod
-    def full(cls) -> Settings:
-        """The paper's samples a step and hidden units, and five times the steps: for a GPU, to see what haste costs."""
-        return cls(hidden=2048, per_base=100, per_novel=50, batch=10_000, base_steps=150, steps=100)
+from concm.settings import Settings
 
 
 @method(
@@ -169,6 +55,7 @@ class ConCM:
         self.structure = torch.empty(0, self.settings.width, device=self.device)
         self.free = self.structure
         self.smr: float | None = None
+        self.names: list[str] = []
         self.remarks: list[str] = []
 
     def fit_base(self, base: Session) -> None:
@@ -179,6 +66,7 @@ class ConCM:
             self.metric = Metric.whitening(base, settings.whitening)
             base = self.metric.apply(base)
         self.memory = Memory.of_base(base)
+        self.names = list(base.names)
         if settings.calibrate:
             by_hand = bundled(base.scenario.removesuffix("-validation"))
             self.semantics = self.semantics or Semantics.of_names(base.names, overrides=by_hand)
@@ -201,6 +89,7 @@ class ConCM:
             base = slice(memory.base)
             own = spread(own, mean, memory.mean[base], memory.std[base], settings.beta, settings.gamma)
         memory.add(session, mean, own, replay=settings.replay)
+        self.names += session.names
         self._match(settings.steps, session=session.index)
 
     def calibrated(self, names: tuple[str, ...], prototypes: Tensor) -> Tensor:
@@ -239,6 +128,49 @@ class ConCM:
         """Trained weights."""
         trained = [self.projector] if self.calibrator is None else [self.projector, self.calibrator]
         return sum(weight.numel() for network in trained for weight in network.parameters()) + self.free.numel()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that was learned, as tensors; with the same settings, what loads it goes on as this one would."""
+        state = {"structure": self.structure, "free": self.free, "generator": self.generator.get_state()}
+        for item in fields(Memory):
+            value = getattr(self.memory, item.name)
+            state[f"memory.{item.name}"] = torch.tensor(value) if item.name == "base" else value
+        networks = {"projector": self.projector} | ({"calibrator": self.calibrator} if self.calibrator else {})
+        for name, network in networks.items():
+            state |= {f"{name}.{key}": value for key, value in network.state_dict().items()}
+        if self.metric is not None:
+            state["metric"] = self.metric.matrix
+        known: dict[str, Any] = {"names": self.names, "smr": self.smr, "remarks": self.remarks}
+        if self.calibrator is not None and self.semantics is not None:
+            known |= {"scale": self.calibrator.scale, "senses": self.semantics.senses}
+        state["known"] = torch.tensor(list(json.dumps(known).encode()), dtype=torch.uint8)
+        return {name: value.detach().clone() for name, value in state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Inverse of `state_dict`; attributes from elsewhere than WordNet must be given to the constructor again."""
+        generator, known = state["generator"], json.loads(bytes(state["known"].tolist()))
+        state = {name: value.to(self.device) for name, value in state.items()}
+        self.generator.set_state(generator)
+        self.structure, self.free = state["structure"], state["free"]
+        self.names, self.smr, self.remarks = known["names"], known["smr"], known["remarks"]
+        values: dict[str, Any] = {item.name: state[f"memory.{item.name}"] for item in fields(Memory)}
+        self.memory = Memory(**{**values, "base": int(values["base"])})
+        self.metric = Metric(state["metric"]) if "metric" in state else None
+        parts = {
+            name: {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
+            for name in ("projector", "calibrator")
+        }
+        hidden, dimension = parts["projector"]["inner.weight"].shape
+        self.projector = Projector(dimension, len(parts["projector"]["outer.bias"]), hidden).to(self.device)
+        self.projector.load_state_dict(parts["projector"])
+        if trained := parts["calibrator"]:
+            self.calibrator = Calibrator(trained["features"], trained["vectors"], 1.0, self.settings.calibration)
+            self.calibrator.scale = known["scale"]
+            self.calibrator.to(self.device).load_state_dict(trained)
+            self.calibrator.eval().requires_grad_(False)
+            base = self.names[: self.memory.base]
+            self.semantics = self.semantics or Semantics.of_names(base, overrides=known["senses"])
+            self.semantics = self.semantics.learn(self.names[self.memory.base :])
 
     def _match(self, steps: int, session: int) -> None:
         """Re-match the structure to all classes known, then the projector to the structure (Theorem 1, Eq. 13–15)."""

@@ -26,6 +26,8 @@ from concm.evaluation import results
 from concm.evaluation.protocol import run
 from concm.evaluation.results import Result
 from concm.methods import choose
+from concm.options import complain
+from concm.progress import bar
 
 Listener = Callable[[str, int, dict[str, float]], None]
 """Told the run, its number of the session just done, and that session's figures."""
@@ -88,6 +90,26 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def finish(tasks: list[Task], out: Path, *, jobs: int) -> list[Result]:
+    """The results of all tasks: those that are found in `out`, and the others after they have been run."""
+    todo = missing(tasks, out)
+    if len(todo) < len(tasks):
+        complain(f"{len(tasks) - len(todo)} of {len(tasks)} runs are finished in {out}")
+    with bar() as progress:
+        sessions = tasks[0].source.bank().scenario.sessions + 1
+        shown = progress.add_task("bench", total=len(todo) * sessions, note="")
+
+        def listen(name: str, index: int, found: dict[str, float]) -> None:
+            note = f"{name}, session {index}: " + (f"HM {found['hm']:.1f}" if index else f"accuracy {found['acc']:.1f}")
+            progress.update(shown, advance=1, note=note)
+
+        try:
+            run_all(todo, out, listen, jobs=jobs)
+        except KeyboardInterrupt as error:
+            raise ConcmError(f"interrupted; finished runs are in {out}, the same command does the rest") from error
+    return collect(tasks, out)
 
 
 def missing(tasks: list[Task], out: Path) -> list[Task]:

@@ -1,0 +1,144 @@
+"""The database file of a store: opening, upgrading, locking, and sentences for what SQLite runs into."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from concm.errors import ConcmError
+
+APPLICATION = 0x436F6E43  # marks a SQLite file as ours
+BUSY = 30.0  # seconds; only recovery after a crash makes SQLite itself wait
+
+# Step i brings a database from schema version i (`PRAGMA user_version`; 0 is empty) to i + 1. A class lives in versions
+# added <= v < removed, so that undo can bring it back; photos come in a version of their own and go with their class.
+MIGRATIONS: list[tuple[str, ...]] = [
+    (
+        "CREATE TABLE store (meta TEXT NOT NULL)",
+        "CREATE TABLE versions (version INTEGER PRIMARY KEY AUTOINCREMENT, action TEXT NOT NULL, detail TEXT NOT NULL,"
+        " created TEXT NOT NULL, classes INTEGER NOT NULL, photos INTEGER NOT NULL, kept INTEGER NOT NULL DEFAULT 1)",
+        "CREATE TABLE classes (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, base INTEGER NOT NULL,"
+        " added INTEGER NOT NULL REFERENCES versions, removed INTEGER REFERENCES versions)",
+        "CREATE UNIQUE INDEX living ON classes (name) WHERE removed IS NULL",
+        "CREATE TABLE photos (id INTEGER PRIMARY KEY AUTOINCREMENT, class INTEGER NOT NULL REFERENCES classes"
+        " ON DELETE CASCADE, added INTEGER NOT NULL REFERENCES versions, label TEXT NOT NULL, digest TEXT NOT NULL,"
+        " rows INTEGER NOT NULL, features BLOB NOT NULL, thumbnail BLOB NOT NULL)",
+        "CREATE INDEX photos_class ON photos (class)",
+        "CREATE INDEX photos_digest ON photos (digest)",
+    ),
+]
+
+
+def file(path: Path) -> Path:
+    """The database of the store in this folder."""
+    return path / "store.db"
+
+
+def writable(path: Path) -> bool:
+    """Whether this process may change the store."""
+    return os.access(path, os.W_OK) and os.access(file(path), os.W_OK)
+
+
+def connect(path: Path, name: str = "store.db", writable: bool = True) -> sqlite3.Connection:
+    """A connection without transactions of its own; one that only reads leaves no file behind."""
+    address = (path / name).absolute().as_uri() + "?mode=" + ("rw" if writable else "ro")
+    if not writable and not (path / f"{name}-wal").exists():
+        address += "&immutable=1"  # without it SQLite wants to make files in the folder, to coordinate with writers
+    with sentences(path):
+        db = sqlite3.connect(address, BUSY, isolation_level=None, check_same_thread=False, uri=True)
+        try:
+            db.execute("PRAGMA foreign_keys = ON")
+            db.execute("PRAGMA synchronous = FULL")
+        except sqlite3.Error:
+            db.close()
+            raise
+        return db
+
+
+def schema(db: sqlite3.Connection, path: Path) -> int:
+    """The schema version of a database, if it is one of ours that this program can handle."""
+    if not file(path).stat().st_size:
+        raise ConcmError(damaged(path, "it is empty"))
+    if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
+        raise ConcmError(f"{file(path)} belongs to another program; {path} is not a store")
+    version = int(db.execute("PRAGMA user_version").fetchone()[0])
+    if version > len(MIGRATIONS):
+        raise ConcmError(
+            f"the store at {path} was made by a newer concm (schema {version}, this one knows {len(MIGRATIONS)}); "
+            "upgrade concm"
+        )
+    return version
+
+
+def upgrade(db: sqlite3.Connection, version: int) -> None:
+    """Bring the tables from a schema version to the newest."""
+    for step in MIGRATIONS[version:]:
+        for statement in step:
+            db.execute(statement)
+    if version < len(MIGRATIONS):
+        db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+def sync(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise ConcmError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+@contextmanager
+def locked(path: Path, waiting: Callable[[], None] | None, timeout: float | None) -> Iterator[None]:
+    """Hold the writers' lock, which the system frees if this process dies."""
+    try:
+        handle = os.open(path / "store.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise ConcmError(f"cannot write to the store at {path}: {error.strerror or error}") from error
+    waited = False
+    try:
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | (0 if waited and end is None else fcntl.LOCK_NB))
+                break
+            except BlockingIOError:
+                if not waited and waiting is not None:
+                    waiting()
+                waited = True
+                if end is not None and time.monotonic() > end:
+                    raise ConcmError(f"the store at {path} is being changed by another; try again later") from None
+                time.sleep(0.01 if end is not None else 0)
+        yield
+    finally:
+        fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
+
+
+def damaged(path: Path, why: object) -> str:
+    """The sentence for a file that SQLite cannot read."""
+    return f"{file(path)} is damaged, or belongs to another program ({why}); put a copy of the folder in its place"
+
+
+@contextmanager
+def sentences(path: Path) -> Iterator[None]:
+    """Say what SQLite ran into; mistakes of this program stay as they are."""
+    try:
+        yield
+    except (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError):
+        raise
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            raise ConcmError(f"the disk is full: the store at {path} is unchanged; make room and try again") from error
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise ConcmError(damaged(path, error)) from error
+        raise ConcmError(f"cannot use the store at {path}: {error}") from error

@@ -501,3 +501,50 @@ def test_what_was_saved_and_loaded_goes_on_bit_for_bit(changes, tmp_path):
     one, other = again.state_dict(), whole.state_dict()
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def accuracy(method: ConCM, bank: Bank, label: int, column: int) -> float:
+    return float((method.scores(bank.test.features[bank.test.labels == label]).argmax(1) == column).float().mean())
+
+
+@pytest.mark.parametrize("label", [0, BASE - 1, BASE, ALL - 1], ids=["first", "last base", "first novel", "last"])
+@pytest.mark.parametrize("structure", ["matched", "learned"])
+def test_a_forgotten_class_is_gone_and_the_others_move_up(label, structure):
+    bank = clusters()
+    method = taught(bank, quick(structure=structure))
+    names = list(method.names)
+    method.forget(label)
+    assert method.names == [name for at, name in enumerate(names) if at != label]
+    assert method.memory.base == (BASE - 1 if label < BASE else BASE)
+    assert method.scores(bank.test.features).shape[1] == ALL - 1
+    for other in range(ALL):
+        if other != label:
+            assert accuracy(method, bank, other, other - (other > label)) > 0.8
+    assert sorted(set(method.memory.labels.tolist())) == list(range(method.memory.base, ALL - 1))
+
+
+def test_what_is_forgotten_can_be_saved_and_loaded():
+    bank = clusters()
+    method = taught(bank)
+    method.forget(1)
+    again = ConCM(quick(), seed=3)
+    again.load_state_dict(method.state_dict())
+    assert torch.equal(again.scores(bank.test.features), method.scores(bank.test.features))
+    for one in (method, again):
+        one.revise(BASE, bank.novel.features[bank.novel.labels == BASE])
+    assert torch.equal(again.scores(bank.test.features), method.scores(bank.test.features))
+
+
+@pytest.mark.parametrize("label", [0, BASE], ids=["base", "novel"])
+def test_a_class_that_was_taught_wrongly_is_mended_by_its_own_pictures(label):
+    bank = clusters()
+    method = taught(bank)
+    own = bank.base if label < BASE else bank.novel
+    method.revise(label, own.features[own.labels == label + 1])  # mistaken for another
+    assert accuracy(method, bank, label, label) < 0.6
+    before = method.memory.counts.clone()
+    method.revise(label, own.features[own.labels == label])
+    assert accuracy(method, bank, label, label) > 0.9
+    assert method.memory.counts[label] == (own.labels == label).sum()
+    assert torch.equal(method.memory.counts[label + 1 :], before[label + 1 :])
+    assert len(method.names) == ALL

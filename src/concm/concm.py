@@ -56,6 +56,7 @@ class ConCM:
         self.free = self.structure
         self.smr: float | None = None
         self.names: list[str] = []
+        self.pool: list[str] = []
         self.remarks: list[str] = []
 
     def fit_base(self, base: Session) -> None:
@@ -66,7 +67,7 @@ class ConCM:
             self.metric = Metric.whitening(base, settings.whitening)
             base = self.metric.apply(base)
         self.memory = Memory.of_base(base)
-        self.names = list(base.names)
+        self.names, self.pool = list(base.names), list(base.names)
         if settings.calibrate:
             by_hand = bundled(base.scenario.removesuffix("-validation"))
             self.semantics = self.semantics or Semantics.of_names(base.names, overrides=by_hand)
@@ -79,18 +80,44 @@ class ConCM:
 
     def learn(self, session: Session) -> None:
         """Calibrate the new prototypes, remember them, match structure and projector to all classes."""
-        settings, memory = self.settings, self.memory
         session = session.to(self.device)
         if self.metric is not None:
             session = self.metric.apply(session)
+        self.memory.add(session, *self._statistics(session), replay=self.settings.replay)
+        self.names += session.names
+        self._match(self.settings.steps, session=session.index)
+
+    def forget(self, label: int) -> None:
+        """Drop a class; those after it move up, and structure and projector are matched to the rest."""
+        self.memory.forget(label)
+        self.names.pop(label)
+        self.free = torch.cat([self.free[:label], self.free[label + 1 :]])
+        self._match(self.settings.steps, session=1)
+
+    def revise(self, label: int, features: Tensor, views: Tensor | None = None) -> None:
+        """Learn a known class anew from all its images (n, d) and their views (n, k, d): it keeps its index."""
+        settings, memory = self.settings, self.memory
+        labels = torch.full((len(features),), label)
+        session = Session(1, range(label, label + 1), (self.names[label],), features, labels, views).to(self.device)
+        average = session.features.mean(0, keepdim=True)
+        if self.metric is not None:
+            session, average = self.metric.apply(session), self.metric(average)
+        if label < memory.base:
+            mean, std = average, class_statistics(session, with_views=False)[1]
+        else:
+            mean, std = self._statistics(session)
+        memory.revise(session, mean, std, replay=settings.replay)
+        self._match(settings.steps, session=1)
+
+    def _statistics(self, session: Session) -> tuple[Tensor, Tensor]:
+        """Calibrated prototypes and spreads (classes, d) of few-shot classes."""
+        settings, memory = self.settings, self.memory
         mean, own = class_statistics(session, with_views=settings.views)
         mean = self.calibrated(session.names, mean)
         if settings.spread == "borrowed":
             base = slice(memory.base)
             own = spread(own, mean, memory.mean[base], memory.std[base], settings.beta, settings.gamma)
-        memory.add(session, mean, own, replay=settings.replay)
-        self.names += session.names
-        self._match(settings.steps, session=session.index)
+        return mean, own
 
     def calibrated(self, names: tuple[str, ...], prototypes: Tensor) -> Tensor:
         """Few-shot prototypes (n, d) completed by their classes' attributes, where they have any."""
@@ -140,7 +167,7 @@ class ConCM:
             state |= {f"{name}.{key}": value for key, value in network.state_dict().items()}
         if self.metric is not None:
             state["metric"] = self.metric.matrix
-        known: dict[str, Any] = {"names": self.names, "smr": self.smr, "remarks": self.remarks}
+        known: dict[str, Any] = {"names": self.names, "pool": self.pool, "smr": self.smr, "remarks": self.remarks}
         if self.calibrator is not None and self.semantics is not None:
             known |= {"scale": self.calibrator.scale, "senses": self.semantics.senses}
         state["known"] = torch.tensor(list(json.dumps(known).encode()), dtype=torch.uint8)
@@ -152,7 +179,7 @@ class ConCM:
         state = {name: value.to(self.device) for name, value in state.items()}
         self.generator.set_state(generator)
         self.structure, self.free = state["structure"], state["free"]
-        self.names, self.smr, self.remarks = known["names"], known["smr"], known["remarks"]
+        self.names, self.pool, self.smr, self.remarks = (known[key] for key in ("names", "pool", "smr", "remarks"))
         values: dict[str, Any] = {item.name: state[f"memory.{item.name}"] for item in fields(Memory)}
         self.memory = Memory(**{**values, "base": int(values["base"])})
         self.metric = Metric(state["metric"]) if "metric" in state else None
@@ -168,9 +195,8 @@ class ConCM:
             self.calibrator.scale = known["scale"]
             self.calibrator.to(self.device).load_state_dict(trained)
             self.calibrator.eval().requires_grad_(False)
-            base = self.names[: self.memory.base]
-            self.semantics = self.semantics or Semantics.of_names(base, overrides=known["senses"])
-            self.semantics = self.semantics.learn(self.names[self.memory.base :])
+            self.semantics = self.semantics or Semantics.of_names(self.pool, overrides=known["senses"])
+            self.semantics = self.semantics.learn(self.names)
 
     def _match(self, steps: int, session: int) -> None:
         """Re-match the structure to all classes known, then the projector to the structure (Theorem 1, Eq. 13–15)."""

@@ -64,6 +64,26 @@ class Memory:
         self.labels = torch.cat([self.labels, session.labels[kept]])
         self.views = torch.cat([self.views, views])
 
+    def forget(self, label: int) -> None:
+        """Drop a class; those after it move up."""
+        kept = torch.arange(len(self.mean), device=self.mean.device) != label
+        images = self.labels != label
+        self.mean, self.std, self.counts = self.mean[kept], self.std[kept], self.counts[kept]
+        self.exemplars, self.views, labels = self.exemplars[images], self.views[images], self.labels[images]
+        self.labels = labels - (labels > label).long()
+        self.base -= label < self.base
+
+    def revise(self, session: Session, mean: Tensor, std: Tensor, *, replay: int) -> None:
+        """Put the statistics and exemplars of one class that is known in the place of its old ones."""
+        label = session.classes.start
+        before = (self.mean, self.std, self.counts)
+        others = self.labels != label
+        self.exemplars, self.views, self.labels = self.exemplars[others], self.views[others], self.labels[others]
+        self.add(session, mean, std, replay=0 if label < self.base else replay)
+        for name, old in zip(("mean", "std", "counts"), before, strict=True):
+            value = getattr(self, name)
+            setattr(self, name, torch.cat([old[:label], value[-1:], old[label + 1 :]]))
+
     def sampler(self, per_base: int, per_novel: int, *, noise: float, around: Around) -> Sampler:
         """Draws that many features of each class: Gaussian, their spread times `noise`.
 

@@ -32,7 +32,6 @@ from concm.settings import Settings
     title="ConCM: consistency-driven calibration and matching",
     paper="ICLR 2026",
     settings=Settings,
-    needs=("class names", "exemplars: 5 a novel class"),
 )
 class ConCM:
     """The three verbs; see `Settings` for what can be varied."""

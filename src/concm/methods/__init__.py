@@ -73,10 +73,14 @@ _registered: dict[str, Entry] = {}
 def method(
     name: str, *, title: str, paper: str, settings: type[Any] | None = None, needs: tuple[str, ...] = ()
 ) -> Callable[[Class], Class]:
-    """Register a class under `name`; it takes `seed` and `device`, and `settings` if it has any."""
+    """Register a class under `name`; it takes `seed` and `device`, and `settings` if it has any.
+
+    What it needs is said here, or by a property `needs` of its settings where it depends on them.
+    """
 
     def register(make: Class) -> Class:
-        _registered[name] = Entry(name, title, paper, make, settings, needs)
+        by_default = () if settings is None else getattr(settings(), "needs", ())
+        _registered[name] = Entry(name, title, paper, make, settings, needs or by_default)
         entries.cache_clear()
         return make
 

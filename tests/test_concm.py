@@ -531,7 +531,7 @@ def test_what_is_forgotten_can_be_saved_and_loaded():
     again.load_state_dict(method.state_dict())
     assert torch.equal(again.scores(bank.test.features), method.scores(bank.test.features))
     for one in (method, again):
-        one.revise(BASE, bank.novel.features[bank.novel.labels == BASE])
+        one.revise({BASE: (bank.novel.features[bank.novel.labels == BASE], None)})
     assert torch.equal(again.scores(bank.test.features), method.scores(bank.test.features))
 
 
@@ -540,10 +540,10 @@ def test_a_class_that_was_taught_wrongly_is_mended_by_its_own_pictures(label):
     bank = clusters()
     method = taught(bank)
     own = bank.base if label < BASE else bank.novel
-    method.revise(label, own.features[own.labels == label + 1])  # mistaken for another
+    method.revise({label: (own.features[own.labels == label + 1], None)})  # mistaken for another
     assert accuracy(method, bank, label, label) < 0.6
     before = method.memory.counts.clone()
-    method.revise(label, own.features[own.labels == label])
+    method.revise({label: (own.features[own.labels == label], None)})
     assert accuracy(method, bank, label, label) > 0.9
     assert method.memory.counts[label] == (own.labels == label).sum()
     assert torch.equal(method.memory.counts[label + 1 :], before[label + 1 :])

@@ -18,6 +18,7 @@ from concm import calibration, geometry, losses, projector
 from concm.calibration import Calibrator
 from concm.data.sessions import Session
 from concm.errors import Misuse
+from concm.head import Head
 from concm.memory import Memory, Sampler, class_statistics, class_sums, spread
 from concm.methods import method
 from concm.metric import Metric
@@ -93,20 +94,20 @@ class ConCM:
         self.free = torch.cat([self.free[:label], self.free[label + 1 :]])
         self._match(self.settings.steps, session=1)
 
-    def revise(self, label: int, features: Tensor, views: Tensor | None = None) -> None:
-        """Learn a known class anew from all its images (n, d) and their views (n, k, d): it keeps its index."""
-        settings, memory = self.settings, self.memory
-        labels = torch.full((len(features),), label)
-        session = Session(1, range(label, label + 1), (self.names[label],), features, labels, views).to(self.device)
-        average = session.features.mean(0, keepdim=True)
-        if self.metric is not None:
-            session, average = self.metric.apply(session), self.metric(average)
-        if label < memory.base:
-            mean, std = average, class_statistics(session, with_views=False)[1]
-        else:
-            mean, std = self._statistics(session)
-        memory.revise(session, mean, std, replay=settings.replay)
-        self._match(settings.steps, session=1)
+    def revise(self, known: Mapping[int, tuple[Tensor, Tensor | None]]) -> None:
+        """Learn known classes anew, each from all its images (n, d) and their views (n, k, d): they keep their index."""
+        for label, (features, views) in known.items():
+            labels = torch.full((len(features),), label)
+            session = Session(1, range(label, label + 1), (self.names[label],), features, labels, views).to(self.device)
+            average = session.features.mean(0, keepdim=True)
+            if self.metric is not None:
+                session, average = self.metric.apply(session), self.metric(average)
+            if label < self.memory.base:
+                mean, std = average, class_statistics(session, with_views=False)[1]
+            else:
+                mean, std = self._statistics(session)
+            self.memory.revise(session, mean, std, replay=self.settings.replay)
+        self._match(self.settings.steps, session=1)
 
     def _statistics(self, session: Session) -> tuple[Tensor, Tensor]:
         """Calibrated prototypes and spreads (classes, d) of few-shot classes."""
@@ -129,18 +130,27 @@ class ConCM:
             self.remarks += [f"{name!r} has no attributes here: its prototype is not calibrated" for name in strange]
         return prototypes if self.metric is None else F.normalize(prototypes)
 
-    @torch.no_grad()
+    @property
+    def head(self) -> Head:
+        """What scores features, as plain tensors."""
+        structure, network = self.structure, self.projector
+        bias = torch.zeros_like(structure[:, 0])
+        bias[self.memory.base :] = self.settings.novel_bias
+        return Head(
+            metric=None if self.metric is None else self.metric.matrix,
+            inner_weight=network.inner.weight.detach(),
+            inner_bias=network.inner.bias.detach(),
+            outer_weight=network.outer.weight.detach(),
+            outer_bias=network.outer.bias.detach(),
+            structure=structure,
+            prototypes=F.normalize(self.memory.mean),
+            bias=bias,
+            share=bias.new_tensor(self.settings.prototypes),
+        )
+
     def scores(self, features: Tensor) -> Tensor:
         """Cosines to structure and prototypes, in the shares that `prototypes` says."""
-        features = features.to(self.device)
-        if self.metric is not None:
-            features = self.metric(features)
-        share = self.settings.prototypes
-        scores: Tensor = (1 - share) * (self.projector(features) @ self.structure.T)
-        if share:
-            scores += share * (F.normalize(features) @ F.normalize(self.memory.mean).T)
-        scores[:, self.memory.base :] += self.settings.novel_bias
-        return scores
+        return self.head(features.to(self.device))
 
     @property
     def memory_bytes(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.adamw import adamw  # the function: its class imports all of torch.compile, which takes seconds
 
 
 class Projector(nn.Module):
@@ -55,14 +56,31 @@ def train(
     rates = lr * warm * (1 + torch.cos(torch.pi * progress)) / 2
     rate, at = torch.tensor(lr, device=device), torch.zeros(1, dtype=torch.long, device=device)
     graphed = device.type == "cuda"
-    optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=weight_decay, fused=True, capturable=graphed)
+    first, second = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
+    counts = [torch.zeros((), device=device) for _ in weights]
 
     def step() -> None:
         rate.copy_(rates[at].squeeze())
         at.add_(1)
-        optimizer.zero_grad()
-        loss().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        gradients = list(torch.autograd.grad(loss(), weights))
+        with torch.no_grad():
+            adamw(
+                weights,
+                gradients,
+                first,
+                second,
+                [],
+                counts,
+                fused=True,
+                capturable=graphed,
+                amsgrad=False,
+                beta1=0.9,
+                beta2=0.999,
+                lr=rate,
+                weight_decay=weight_decay,
+                eps=1e-8,
+                maximize=False,
+            )
 
     if not graphed:
         for _ in range(steps):

@@ -162,10 +162,16 @@ def test_a_dark_16_bit_picture_stays_dark():
     assert decode(data, 8).max() <= 1
 
 
-@pytest.mark.parametrize("form", ["GIF", "WEBP"])
-def test_an_animation_is_its_first_frame(form):
+@pytest.mark.parametrize("form", ["MPO", "JPEG"])
+def test_a_camera_s_photo_with_a_preview_behind_it_is_the_photo(form):
     frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, BLUE)]
-    assert_all(decode(encoded(frames[0], form, save_all=True, append_images=frames[1:]), 8), RED, 3)
+    options = {"save_all": True, "append_images": frames[1:]} if form == "MPO" else {}
+    assert_all(decode(encoded(frames[0], form, **options), 8), RED, 3)
+
+
+def test_an_open_image_is_decoded_like_its_file():
+    image = Image.fromarray(noise(0, 12, 9))
+    np.testing.assert_array_equal(decode(image, 8), decode(encoded(image), 8))
 
 
 def test_pictures_in_memory_are_scaled_like_files():
@@ -196,6 +202,15 @@ def test_a_truncated_picture_is_refused_by_name(tmp_path, form, share):
     whole = encoded(Image.fromarray(noise(0, 64, 64)), form)
     file.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(BrokenPicture, match=str(file)):
+        decode(file, 8)
+
+
+@pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG", "TIFF"])
+def test_an_animation_is_refused_by_name(tmp_path, form):
+    frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, BLUE, WHITE)]
+    file = tmp_path / "dance.gif"
+    file.write_bytes(encoded(frames[0], form, save_all=True, append_images=frames[1:]))
+    with pytest.raises(BrokenPicture, match=f"{file} has 3 frames"):
         decode(file, 8)
 
 

@@ -456,8 +456,51 @@ def test_an_older_store_is_brought_up_to_date_whole_or_not_at_all(store: Store, 
         assert agrees(opened)
         learn(opened, "cat")
         with opened._reading() as db:
-            assert db.execute("PRAGMA user_version").fetchone() == (2,)
+            assert db.execute("PRAGMA user_version").fetchone() == (len(database.MIGRATIONS),)
             assert db.execute("SELECT note FROM photos").fetchall() == [("none",)] * 4
     monkeypatch.undo()
     with pytest.raises(ConcmError, match="newer concm"):
         Store.open(store.path)
+
+
+def test_a_store_of_the_first_schema_learns_to_keep_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as then:
+        then.setattr(database, "MIGRATIONS", database.MIGRATIONS[:1])
+        with Store.create(tmp_path / "old", META) as old:
+            learn(old, "dog")
+    with Store.open(tmp_path / "old") as opened:
+        assert agrees(opened)
+        assert opened.evaluations() == []
+        opened.keep_evaluation(1, "photos/test", {"acc": 80.0})
+        assert [(row.version, row.source, row.result) for row in opened.evaluations()] == [
+            (1, "photos/test", {"acc": 80.0})
+        ]
+
+
+def test_an_evaluation_goes_with_its_version(store: Store):
+    learn(store, "dog")
+    learn(store, "cat")
+    for version in (1, 2, 3):  # there is no third, as if it had been undone meanwhile
+        store.keep_evaluation(version, "test", {})
+    assert [row.version for row in store.evaluations()] == [1, 2]
+    store.undo()
+    assert [row.version for row in store.evaluations()] == [1]
+
+
+def test_lasting_tensors_are_part_of_every_state_and_written_once(store: Store):
+    lasting = {"metric": torch.eye(3)}
+    for number, more in enumerate((lasting, None), 1):
+        with store.writing() as change:
+            change.commit("learn", "", {"head": torch.full((2,), float(number))}, {"number": number}, lasting=more)
+        tensors, meta = store.state()
+        assert meta == {"number": number}
+        assert tensors.keys() == {"metric", "head"}
+        assert torch.equal(tensors["metric"], torch.eye(3))
+        assert torch.equal(tensors["head"], torch.full((2,), float(number)))
+    with pytest.raises(ValueError, match="first version"), store.writing() as change:
+        change.commit("learn", "", {}, {}, lasting=lasting)
+    assert sorted(path.name for path in (store.path / "states").iterdir()) == [
+        "1.safetensors",
+        "2.safetensors",
+        "lasting.safetensors",
+    ]

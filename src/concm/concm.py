@@ -95,7 +95,7 @@ class ConCM:
         self._match(self.settings.steps, session=1)
 
     def revise(self, known: Mapping[int, tuple[Tensor, Tensor | None]]) -> None:
-        """Learn known classes anew, each from all its images (n, d) and their views (n, k, d): they keep their index."""
+        """Learn known classes anew, each from all its images (n, d) and views (n, k, d); they keep their index."""
         for label, (features, views) in known.items():
             labels = torch.full((len(features),), label)
             session = Session(1, range(label, label + 1), (self.names[label],), features, labels, views).to(self.device)

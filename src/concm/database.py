@@ -31,6 +31,10 @@ MIGRATIONS: list[tuple[str, ...]] = [
         "CREATE INDEX photos_class ON photos (class)",
         "CREATE INDEX photos_digest ON photos (digest)",
     ),
+    (
+        "CREATE TABLE evaluations (version INTEGER NOT NULL REFERENCES versions ON DELETE CASCADE,"
+        " created TEXT NOT NULL, source TEXT NOT NULL, result TEXT NOT NULL)",
+    ),
 ]
 
 

@@ -1,8 +1,8 @@
 """The durable store behind the classifier: classes, photos' features, thumbnails, versions and opaque engine states.
 
 A store is a folder: `store.db` (SQLite) says what there is in which version, `states/<version>.safetensors` what the
-engine had learned by then. A commit writes the state first and then makes one transaction, so that whatever kills the
-process leaves a whole version behind: the old one or the new one.
+engine had learned by then, `states/lasting.safetensors` what all versions share. A commit writes the state first and
+then makes one transaction: whatever kills the process leaves a whole version behind, the old one or the new one.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from concm.errors import ConcmError
 from concm.files import load_tensors, replacing, save_tensors
 
 KEEP = 20  # how many versions, the current one among them, keep their state: undo goes back as far as these
+LASTING = "lasting"
 KIND = "concm-state-1"
 
 
@@ -62,6 +63,16 @@ class VersionRow:
     photos: int
 
 
+@dataclass(frozen=True)
+class EvaluationRow:
+    """How a version did on photos from `source`, as the classifier put it."""
+
+    version: int
+    created: str
+    source: str
+    result: dict[str, Any]
+
+
 class Store:
     """One store, for any number of threads; processes that fork open it again."""
 
@@ -89,6 +100,13 @@ class Store:
         """Whether there is a store in this folder."""
         return database.file(Path(path)).is_file()
 
+    @staticmethod
+    def refuse_foreign(path: str | Path) -> None:
+        """A new store moves into an empty folder, or one where making a store was interrupted; nowhere else."""
+        path, ours = Path(path), ("store.", "states", "backbone.safetensors", ".draft-")
+        if path.is_file() or (path.is_dir() and not all(entry.name.startswith(ours) for entry in path.iterdir())):
+            raise ConcmError(f"{_nothing(path)}; choose a new folder")
+
     @classmethod
     def open(cls, path: str | Path) -> Store:
         """The store in this folder, brought up to date where an older concm made it."""
@@ -98,7 +116,7 @@ class Store:
     def create(cls, path: str | Path, meta: Mapping[str, Any]) -> Store:
         """A new, empty store; `meta` (backbone, weights, transform: what features depend on) is fixed for good."""
         path = Path(path)
-        _refuse_foreign(path)
+        cls.refuse_foreign(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -165,10 +183,26 @@ class Store:
         while True:
             wanted = self._kept(version)
             try:
-                return load_tensors(_state(self.path, wanted), KIND)
+                tensors, meta = load_tensors(_state(self.path, wanted), KIND)
+                lasting = load_tensors(_state(self.path, LASTING), KIND)[0] if meta["lasting"] else {}
+                return lasting | tensors, meta["state"]
             except ConcmError as error:
                 if self._kept(version) == wanted:  # else undone or pruned between the two reads
                     raise ConcmError(f"version {wanted} of {self.path}: {error}; or step back with undo") from error
+
+    def evaluations(self) -> list[EvaluationRow]:
+        """What was measured of the versions that led to the current one, oldest first."""
+        with self._reading() as db:
+            rows = db.execute("SELECT version, created, source, result FROM evaluations ORDER BY rowid")
+            return [EvaluationRow(at, created, source, json.loads(found)) for at, created, source, found in rows]
+
+    def keep_evaluation(self, version: int, source: str, result: Mapping[str, Any]) -> None:
+        """Remember how a version did, if it has not been undone meanwhile."""
+        with self._writer() as db:
+            if db.execute("SELECT 1 FROM versions WHERE version = ?", (version,)).fetchone():
+                row = (version, _now(), source, json.dumps(result))
+                db.execute("INSERT INTO evaluations VALUES (?, ?, ?, ?)", row)
+                db.execute("COMMIT")
 
     def undo(self, waiting: Callable[[], None] | None = None, timeout: float | None = None) -> VersionRow:
         """Step back one version exactly; its number is not used again."""
@@ -288,11 +322,25 @@ class Change:
         return None if row is None else str(row[0])
 
     def commit(
-        self, action: str, detail: str, state_tensors: Mapping[str, Tensor], state_meta: Mapping[str, Any]
+        self,
+        action: str,
+        detail: str,
+        state_tensors: Mapping[str, Tensor],
+        state_meta: Mapping[str, Any],
+        lasting: Mapping[str, Tensor] | None = None,
     ) -> VersionRow:
-        """Make the change the current version: durable and visible to all when this returns."""
+        """Make the change the current version: durable and visible to all when this returns.
+
+        The first version may leave `lasting` tensors, which are then part of every later state without being repeated.
+        """
         db = self._db
-        save_tensors(_state(self._path, self.version), KIND, state_tensors, state_meta)
+        has = _state(self._path, LASTING).exists()
+        if lasting is not None:
+            if db.execute("SELECT count(*) FROM versions").fetchone()[0] > 1:
+                raise ValueError("only the first version can leave lasting tensors")
+            save_tensors(_state(self._path, LASTING), KIND, lasting, {})
+        meta = {"state": state_meta, "lasting": has or lasting is not None}
+        save_tensors(_state(self._path, self.version), KIND, state_tensors, meta)
         database.sync(self._path / "states")
         database.sync(self._path)
         db.execute("DELETE FROM classes WHERE added = removed")
@@ -301,7 +349,7 @@ class Change:
             " classes = (SELECT count(*) FROM classes WHERE removed IS NULL),"
             " photos = (SELECT count(*) FROM photos JOIN classes ON classes.id = class WHERE removed IS NULL)"
             " WHERE version = ?",
-            (action, detail, datetime.now(UTC).isoformat(timespec="seconds"), self.version),
+            (action, detail, _now(), self.version),
         )
         newest = "SELECT version FROM versions WHERE kept ORDER BY version DESC LIMIT ?"
         db.execute(f"UPDATE versions SET kept = 0 WHERE kept AND version NOT IN ({newest})", (KEEP,))
@@ -311,7 +359,11 @@ class Change:
         return line
 
 
-def _state(path: Path, version: int) -> Path:
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _state(path: Path, version: int | str) -> Path:
     return path / "states" / f"{version}.safetensors"
 
 
@@ -321,13 +373,6 @@ def _nothing(path: Path) -> str:
     if path.is_dir() and any(path.iterdir()):
         return f"{path} is not a store: the folder belongs to another program or holds something else"
     return f"there is no store at {path}; `fit` makes one"
-
-
-def _refuse_foreign(path: Path) -> None:
-    """A new store moves into an empty folder, or one where making a store was interrupted."""
-    ours = ("store.", "states", ".draft-")
-    if path.is_file() or (path.is_dir() and not all(entry.name.startswith(ours) for entry in path.iterdir())):
-        raise ConcmError(f"{_nothing(path)}; choose a new folder")
 
 
 def _current(db: sqlite3.Connection) -> int:

@@ -71,7 +71,7 @@ class Encoder:
         for start in range(0, len(images), batch):
             rows = images.rows[start : start + batch]
             pixels = torch.from_numpy(np.ascontiguousarray(images.pixels[rows])).to(self.device)
-            parts.append(self._views(pixels, images.ids[start : start + batch], views, seed) if views else self(pixels))
+            parts.append(self.views(pixels, images.ids[start : start + batch], views, seed) if views else self(pixels))
             tick(len(rows))
         if parts:
             return torch.cat(parts)
@@ -81,8 +81,8 @@ class Encoder:
         """(n, h, w, 3) uint8 → (n, d) float32 on the CPU."""
         return self._features(self.transform.centre(pixels)).cpu()
 
-    def _views(self, pixels: Tensor, ids: list[str], views: int, seed: int) -> Tensor:
-        # Seeded by name, so that a picture's views do not depend on which others are extracted with it.
+    def views(self, pixels: Tensor, ids: list[str], views: int, seed: int = 0) -> Tensor:
+        """Features (n, views, d) of weak views, which depend on a picture's id and on no other picture."""
         random = torch.stack([_uniform(f"{seed}:{name}", views) for name in ids]).to(pixels.device)
         out = []
         for view in range(views):

@@ -24,7 +24,7 @@ from concm.progress import track
 Broken = Literal["refuse", "skip"]
 MAX_PIXELS = 89_000_000
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # refused below, with a sentence
-_VERSION = 1  # of the pixels that decoding gives; raise it when they change
+_VERSION = 2  # of the pixels that decoding gives; raise it when they change
 _ELSEWHERE = "; set CONCM_CACHE to a folder elsewhere"
 T = TypeVar("T")
 R = TypeVar("R")
@@ -44,27 +44,33 @@ def cache_folder() -> Path:
     return Path(os.environ.get("CONCM_CACHE") or Path(home, "concm"))
 
 
-def decode(data: bytes | Path, side: int) -> NDArray[np.uint8]:
+def decode(data: bytes | Path | Image.Image, side: int) -> NDArray[np.uint8]:
     """The central square of a picture at `side` pixels, (side, side, 3): EXIF-upright, any mode as RGB."""
     name = str(data) if isinstance(data, Path) else "this picture"
     try:
+        if isinstance(data, Image.Image):
+            return _pixels(data, name, side)
         with Image.open(data if isinstance(data, Path) else io.BytesIO(data)) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise BrokenPicture(
-                    name,
-                    f"has {image.width}×{image.height} pixels; at most {MAX_PIXELS // 10**6} million are read: "
-                    "scale it down",
-                )
-            image.draft("RGB", (2 * side, 2 * side))
-            turn = _TURNS.get(image.getexif().get(0x0112, 1))
-            upright = _rgb(image if turn is None else image.transpose(turn))
-            return np.asarray(_square(upright, side), dtype=np.uint8)
+            return _pixels(image, name, side)
     except BrokenPicture:
         raise
     except Exception as error:
         raise BrokenPicture(name, f"cannot be read as a picture ({_reason(error)})") from error
 
 
+def _pixels(image: Image.Image, name: str, side: int) -> NDArray[np.uint8]:
+    if image.width * image.height > MAX_PIXELS:
+        raise BrokenPicture(name, _TOO_LARGE.format(f"{image.width}×{image.height}"))
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format != "MPO":  # a camera's MPO is a photo with a preview behind it
+        raise BrokenPicture(name, f"has {frames} frames; save the one that is meant as a picture of its own")
+    image.draft("RGB", (2 * side, 2 * side))
+    turn = _TURNS.get(image.getexif().get(0x0112, 1))
+    upright = _rgb(image if turn is None else image.transpose(turn))
+    return np.asarray(_square(upright, side), dtype=np.uint8)
+
+
+_TOO_LARGE = f"has {{}} pixels; at most {MAX_PIXELS // 10**6} million are read: scale it down"
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -79,6 +85,8 @@ _TURNS = {
 def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such file"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"it is larger than the {MAX_PIXELS // 10**6} million pixels that are read: scale it down"
     return "not an image format" if isinstance(error, UnidentifiedImageError) else str(error)
 
 

@@ -93,7 +93,7 @@ def _cub(folder: Path) -> Source:
 
 def _listed(root: Path, lists: Path) -> Source:
     """mini-ImageNet: pictures anywhere under `root`, the two parts from train.csv and test.csv."""
-    where = {path.name: path for path in _pictures_under(root)}
+    where = {path.name: path for path in pictures_under(root)}
 
     def part(name: str) -> Pictures:
         builder = _Builder(root)
@@ -140,14 +140,15 @@ def _has_folders(root: Path) -> bool:
 def _class_folders(root: Path) -> Pictures:
     builder = _Builder(root)
     for folder in sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")):
-        for path in _pictures_under(folder):
+        for path in pictures_under(folder):
             builder.add(path.relative_to(root).as_posix(), folder.name, path)
     if not builder.ids:
         raise ConcmError(f"no pictures in {root}: it should hold one folder per class, with its photos inside")
     return builder.done()
 
 
-def _pictures_under(folder: Path) -> Iterator[Path]:
+def pictures_under(folder: Path) -> Iterator[Path]:
+    """All picture files in and below a folder, in order; hidden ones are left alone."""
     for at, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):

@@ -1,0 +1,140 @@
+"""Photos as people give them (folders, files, globs, PIL images, arrays, bytes), grouped by class and named."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from concm.data.images import BrokenPicture, decode
+from concm.data.sources import SUFFIXES, pictures_under
+from concm.errors import ConcmError, Misuse
+
+Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any]
+UNKNOWN = "unknown"
+"""What a photo of no known class is called, and so no class."""
+LONGEST_NAME = 100
+THUMBNAIL = 128
+
+
+@dataclass(frozen=True)
+class Photo:
+    """The central square (side, side, 3) of a picture, what it is called, and an identity of its pixels."""
+
+    name: str
+    pixels: NDArray[np.uint8]
+    digest: str
+
+    @classmethod
+    def read(cls, picture: Picture, side: int, name: str) -> Photo:
+        """Decode whatever was given; what cannot be read is a BrokenPicture that begins with `name`."""
+        try:
+            pixels = decode(_openable(picture), side)
+        except BrokenPicture as error:
+            raise BrokenPicture(name, error.reason) from error
+        return cls(name, pixels, hashlib.blake2b(pixels.tobytes(), digest_size=16).hexdigest())
+
+    def thumbnail(self) -> bytes:
+        """A small JPEG."""
+        file = io.BytesIO()
+        Image.fromarray(self.pixels).resize((THUMBNAIL, THUMBNAIL)).save(file, "JPEG", quality=85)
+        return file.getvalue()
+
+
+def _openable(picture: Picture) -> bytes | Path | Image.Image:
+    if isinstance(picture, bytes | Image.Image):
+        return picture
+    if isinstance(picture, str | os.PathLike):
+        return Path(picture)
+    pixels = np.asarray(picture)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    if not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))) or not pixels.size:
+        raise BrokenPicture("", f"has the shape {pixels.shape}; an array should be (height, width[, 3])")
+    if pixels.dtype != np.uint8:
+        if not (np.issubdtype(pixels.dtype, np.floating) and pixels.min() >= 0 and pixels.max() <= 1):
+            raise BrokenPicture("", f"is of {pixels.dtype}; an array should be of uint8, or of floats from 0 to 1")
+        pixels = (pixels * 255).round().astype(np.uint8)
+    return Image.fromarray(pixels)
+
+
+def called(picture: Picture, number: int) -> str:
+    """What to call a picture: its path, or its place among those given."""
+    return os.fspath(picture) if isinstance(picture, str | os.PathLike) else f"picture {number + 1}"
+
+
+def checked_name(name: object) -> str:
+    """A class name that can be shown, typed and made a folder of."""
+    if not isinstance(name, str) or not name.strip():
+        raise Misuse(f"a class needs a name, and {name!r} is none")
+    name = name.strip()
+    if len(name) > LONGEST_NAME:
+        raise Misuse(f"the class name {name[:20]!r}… has {len(name)} characters; at most {LONGEST_NAME} are taken")
+    if any(letter in "/\\" or not letter.isprintable() for letter in name) or name.startswith("."):
+        raise Misuse(f"{name!r} cannot name a class: no slashes, no control characters, no dot at the beginning")
+    if name.lower() == UNKNOWN:
+        raise Misuse(f"no class can be called {name!r}: that is what photos of no known class are called")
+    return name
+
+
+def find(words: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """The pictures that files, folders (with all below them) and globs stand for, in order and without repetition."""
+    found: dict[Path, None] = {}
+    for word in words:
+        path = Path(word)
+        if path.is_dir():
+            inside = list(pictures_under(path))
+            if not inside:
+                raise ConcmError(f"no pictures in {path}; these are read: {' '.join(sorted(SUFFIXES))}")
+        elif path.exists():
+            inside = [path]
+        else:
+            inside = [Path(name) for name in sorted(glob.glob(os.fspath(word), recursive=True)) if Path(name).is_file()]
+            if not inside:
+                raise ConcmError(f"no picture at {path}")
+        found |= dict.fromkeys(inside)
+    return list(found)
+
+
+def by_class(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, list[Picture]]:
+    """Pictures by class name, from a folder of class folders or a mapping; no class is empty."""
+    given = source if isinstance(source, Mapping) else _class_folders(Path(source))
+    groups: dict[str, list[Picture]] = {}
+    for key, value in given.items():
+        name = checked_name(key)
+        if name in groups:
+            raise Misuse(f"class {name!r} is given twice")
+        groups[name] = _pictures(value)
+        if not groups[name]:
+            raise Misuse(f"class {name!r} comes without a picture")
+    if not groups:
+        raise Misuse("no class was given")
+    return groups
+
+
+def _pictures(value: Any) -> list[Picture]:
+    if isinstance(value, str | os.PathLike):
+        return list(find([value]))
+    if isinstance(value, bytes | Image.Image | np.ndarray):
+        return [value]
+    return list(value)
+
+
+def _class_folders(root: Path) -> dict[str, Path]:
+    if not root.is_dir():
+        raise Misuse(f"no folder at {root}; photos of classes come as one folder a class, named after it")
+    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not folders:
+        loose = next(pictures_under(root), None)
+        hint = f"; to teach one class, give its name and then its photos: {root.name} {root}" if loose else ""
+        raise ConcmError(f"no class folders in {root}: it should hold one folder a class, with its photos inside{hint}")
+    return {folder.name: folder for folder in folders}

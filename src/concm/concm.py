@@ -46,7 +46,8 @@ class ConCM:
         device: str = "cpu",
     ) -> None:
         self.settings = settings or Settings()
-        self.semantics = semantics
+        self._semantics = semantics
+        self._senses: dict[str, str] = {}
         self.seed = seed
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
@@ -69,8 +70,7 @@ class ConCM:
         self.memory = Memory.of_base(base)
         self.names, self.pool = list(base.names), list(base.names)
         if settings.calibrate:
-            by_hand = bundled(base.scenario.removesuffix("-validation"))
-            self.semantics = self.semantics or Semantics.of_names(base.names, overrides=by_hand)
+            self._senses = bundled(base.scenario.removesuffix("-validation"))
             shown = base if settings.views else replace(base, views=None)  # episodes as sessions will be
             self.calibrator = calibration.train(shown, self.semantics, settings.calibration, seed=self.seed)
         with torch.random.fork_rng(devices=[]):
@@ -122,13 +122,20 @@ class ConCM:
     def calibrated(self, names: tuple[str, ...], prototypes: Tensor) -> Tensor:
         """Few-shot prototypes (n, d) completed by their classes' attributes, where they have any."""
         if self.calibrator is not None:
-            assert self.semantics is not None
-            self.semantics = self.semantics.learn(names)
-            vectors, association = (part.to(self.device) for part in self.semantics.classes(names))
+            self._semantics = self.semantics.learn(names)
+            vectors, association = (part.to(self.device) for part in self._semantics.classes(names))
             prototypes = self.calibrator.calibrate(prototypes, vectors, association, self.settings.alpha)
             strange = [name for name, known in zip(names, association.any(1).tolist(), strict=True) if not known]
             self.remarks += [f"{name!r} has no attributes here: its prototype is not calibrated" for name in strange]
         return prototypes if self.metric is None else F.normalize(prototypes)
+
+    @property
+    def semantics(self) -> Semantics:
+        """What the classes' names mean; looked up when it is first needed."""
+        if self._semantics is None:
+            self._semantics = Semantics.of_names(self.pool, overrides=self._senses).learn(self.names)
+            self._senses = self._semantics.senses
+        return self._semantics
 
     @property
     def head(self) -> Head:
@@ -177,8 +184,9 @@ class ConCM:
         if self.metric is not None:
             state["metric"] = self.metric.matrix
         known: dict[str, Any] = {"names": self.names, "pool": self.pool, "smr": self.smr, "remarks": self.remarks}
-        if self.calibrator is not None and self.semantics is not None:
-            known |= {"scale": self.calibrator.scale, "senses": self.semantics.senses}
+        if self.calibrator is not None:
+            senses = self._senses if self._semantics is None else self._semantics.senses
+            known |= {"scale": self.calibrator.scale, "senses": senses}
         state["known"] = torch.tensor(list(json.dumps(known).encode()), dtype=torch.uint8)
         return {name: value.detach().clone() for name, value in state.items()}
 
@@ -204,8 +212,8 @@ class ConCM:
             self.calibrator.scale = known["scale"]
             self.calibrator.to(self.device).load_state_dict(trained)
             self.calibrator.eval().requires_grad_(False)
-            self.semantics = self.semantics or Semantics.of_names(self.pool, overrides=known["senses"])
-            self.semantics = self.semantics.learn(self.names)
+            self._senses = known["senses"]
+            self._semantics = self._semantics and self._semantics.learn(self.names)
 
     def _match(self, steps: int, session: int) -> None:
         """Re-match the structure to all classes known, then the projector to the structure (Theorem 1, Eq. 13–15)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from concm.calibration import CalibrationSettings
 from concm.errors import Misuse
@@ -101,6 +101,11 @@ class Settings:
             "number of sessions to come": self.schedule == "released",
         }
         return tuple(name for name, needed in needs.items() if needed)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Settings:
+        """Inverse of `dataclasses.asdict`; settings that a file does not name have their defaults."""
+        return cls(**{**data, "calibration": CalibrationSettings(**data["calibration"])})
 
     @classmethod
     def published(cls) -> Settings:

@@ -21,7 +21,7 @@ from concm.errors import Misuse
 from concm.head import Head
 from concm.memory import Memory, Sampler, class_statistics, class_sums, spread
 from concm.methods import method
-from concm.metric import Metric
+from concm.metric import Metric, expected_cosine
 from concm.projector import Projector
 from concm.semantics.overrides import bundled
 from concm.semantics.semantics import Semantics
@@ -141,8 +141,6 @@ class ConCM:
     def head(self) -> Head:
         """What scores features, as plain tensors."""
         structure, network = self.structure, self.projector
-        bias = torch.zeros_like(structure[:, 0])
-        bias[self.memory.base :] = self.settings.novel_bias
         return Head(
             metric=None if self.metric is None else self.metric.matrix,
             inner_weight=network.inner.weight.detach(),
@@ -151,9 +149,23 @@ class ConCM:
             outer_bias=network.outer.bias.detach(),
             structure=structure,
             prototypes=F.normalize(self.memory.mean),
-            bias=bias,
-            share=bias.new_tensor(self.settings.prototypes),
+            bias=self._bias(),
+            share=structure.new_tensor(self.settings.prototypes),
         )
+
+    def _bias(self) -> Tensor:
+        """What makes novel classes (n,) as likely to be named as base ones, whose prototypes know more images.
+
+        `novel_bias` is meant for five shots beside base classes of any number of images; for other numbers, what they
+        change in the expected cosine to a prototype is made up for.
+        """
+        settings, memory = self.settings, self.memory
+        likeness = self.structure.new_tensor(settings.likeness)
+        expected = expected_cosine(likeness, memory.counts.clamp(min=1))
+        published = likeness.sqrt() - expected_cosine(likeness, torch.tensor(5, device=self.device))
+        bias = settings.novel_bias + settings.prototypes * (expected[: memory.base].mean() - expected - published)
+        bias[: memory.base] = 0
+        return bias
 
     def scores(self, features: Tensor) -> Tensor:
         """Cosines to structure and prototypes, in the shares that `prototypes` says."""

@@ -52,3 +52,8 @@ class Metric:
         pooled = torch.stack([own for own in std if own.isfinite().all()]).mean(0)
         spread = torch.stack([torch.where(own.isfinite(), own, pooled) for own in std])  # a class without an image
         return replace(session, features=features, views=views, mean=self(session.mean), std=spread)
+
+
+def expected_cosine(likeness: Tensor, count: Tensor) -> Tensor:
+    """Of a new image to the mean of `count` images of its class, two of which have the cosine `likeness`."""
+    return likeness / (likeness + (1 - likeness) / count).clamp(min=1e-12).sqrt()

@@ -73,7 +73,9 @@ class Settings:
     prototypes: float = 0.75
     "Share of the prototypes' cosines in the score; the rest is the structure's (paper: 0)."
     novel_bias: float = 0.07
-    "Added to the scores of novel classes (paper: 0)."
+    "Added to the scores of novel classes of five shots; with fewer it is more, see `likeness` (paper: 0)."
+    likeness: float = 0.55
+    "Cosine of two images of one class in the metric, from which it follows how the bias changes with the shots."
 
     def __post_init__(self) -> None:
         least = {"replay": 0, "width": 1, "hidden": 1, "per_base": 1, "per_novel": 1, "batch": 1, "base_steps": 0}
@@ -81,8 +83,8 @@ class Settings:
         for name, value in least.items():
             if getattr(self, name) is not None and getattr(self, name) < value:
                 raise Misuse(f"setting {name} must be at least {value}, not {getattr(self, name)}")
-        if not (0 <= self.alpha <= 1 and 0 <= self.prototypes <= 1):
-            raise Misuse("settings alpha and prototypes are shares between 0 and 1")
+        if not (0 <= self.alpha <= 1 and 0 <= self.prototypes <= 1 and 0 <= self.likeness <= 1):
+            raise Misuse("settings alpha, prototypes and likeness are between 0 and 1")
         if not (self.temperature > 0 and self.lr > 0 and self.scale > 0):
             raise Misuse("settings temperature, lr and scale must be positive")
         if self.structure == "fixed" and self.total is None:

@@ -34,7 +34,8 @@ def print_whole(table: Table) -> None:
     Console(highlight=False, width=max(width, out.width)).print(table)
 
 
-def _table(*columns: str, title: str | None = None) -> Table:
+def ruled(*columns: str, title: str | None = None) -> Table:
+    """An empty table: the first column is text, the others are figures."""
     table = Table(
         title=title, title_justify="left", box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0)
     )
@@ -45,7 +46,7 @@ def _table(*columns: str, title: str | None = None) -> Table:
 
 def show_scenarios(scenarios: list[Scenario]) -> None:
     """A line each."""
-    table = _table("scenario", "base", "way", "shot", "sessions", "pixels")
+    table = ruled("scenario", "base", "way", "shot", "sessions", "pixels")
     for s in scenarios:
         table.add_row(s.name, *map(str, (s.base, s.way, s.shot, s.sessions, s.transform.size)))
     print_whole(table)
@@ -53,7 +54,7 @@ def show_scenarios(scenarios: list[Scenario]) -> None:
 
 def show_backbones(backbones: list[Backbone]) -> None:
     """A line each."""
-    table = _table("backbone", "dimension", "weights", "what it is")
+    table = ruled("backbone", "dimension", "weights", "what it is")
     table.columns[3].justify = "left"
     for b in backbones:
         table.add_row(b.name, str(b.dimension), "ready" if b.ready else "train it", b.summary)
@@ -62,7 +63,7 @@ def show_backbones(backbones: list[Backbone]) -> None:
 
 def show_methods(methods: list[Entry]) -> None:
     """A line each."""
-    table = _table("method", "paper", "needs", "what it is")
+    table = ruled("method", "paper", "needs", "what it is")
     for column in table.columns:
         column.justify = "left"
     for entry in methods:
@@ -106,7 +107,7 @@ def show_bank(
     chosen = [published(bank, splits)] if splits else [draw(bank, seed + at) for at in range(draws)]
     rows = nearest_mean(bank, track(chosen, "nearest class mean"))
     source = f"shots of {splits}" if splits else f"mean ± spread of {draws} draws"
-    table = _table("session", "classes", "all", "base", "novel", "HM", title=f"\nnearest class mean, {source}")
+    table = ruled("session", "classes", "all", "base", "novel", "HM", title=f"\nnearest class mean, {source}")
     for index in range(s.sessions + 1):
         cells = []
         for metric in METRICS:

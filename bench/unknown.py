@@ -1,0 +1,98 @@
+"""How well "unknown" and the probabilities keep their word, session by session, on a feature bank.
+
+    python bench/unknown.py [--bank FILE] [--draws 5] [--rate 0.05] [--json FILE]
+
+Strangers are test images of classes whose session is still to come. On a validation bank it also prints what is usual
+for images that the backbone has not seen, which is where `concm.rehearsal.SEEN` comes from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from concm.concm import ConCM
+from concm.confidence import Confidence, likeness
+from concm.data import bank as banks
+from concm.data.bank import Bank
+from concm.data.sessions import draw, sessions
+from concm.evaluation.photos import Evaluation, evaluate
+from concm.rehearsal import Plan, rehearse
+
+
+def play(bank: Bank, plan: Plan, seed: int, rate: float) -> list[tuple[Evaluation, dict[str, float]]]:
+    """What the classifier would report after each session, on all test images, and what would be usual there."""
+    engine = ConCM(plan.settings, seed=seed)
+    names, found = list(bank.scenario.names), []
+    for session in sessions(bank, draw(bank, seed)):
+        engine.fit_base(session) if session.index == 0 else engine.learn(session)
+        confidence = Confidence.of(engine, plan.usual)
+        truth = [names[label] for label in bank.test.labels.tolist()]
+        scores = engine.scores(bank.test.features)
+        result = evaluate(scores, truth, engine.names, bank.scenario.base, confidence, rate, session.index)
+        found.append((result, usual(bank, plan, engine)))
+    return found
+
+
+def usual(bank: Bank, plan: Plan, engine: ConCM) -> dict[str, float]:
+    """Mean and spread of what test images' scores exceed the expected by, and the best temperature."""
+    known = bank.test.where(bank.test.labels < len(engine.names))
+    scores, labels, base = engine.scores(known.features), known.labels, bank.scenario.base
+    confidence = Confidence.of(engine, plan.usual)
+    best = scores.max(1)
+    beyond = best.values - confidence.centre[best.indices] + plan.usual.shift[(best.indices >= base).long()]
+    parts = {"base": beyond[best.indices < base], "novel": beyond[best.indices >= base]}
+    grid = torch.logspace(-2.3, -0.5, 60)
+    costs = [float(torch.nn.functional.cross_entropy(scores / value, labels)) for value in grid]
+    own, count = likeness(engine)
+    figures = {f"{name}_{what}": float(getattr(part, f)()) for name, part in parts.items() for what, f in KINDS}
+    return {**figures, "likeness": float(own[count > 1].mean()), "temperature": float(grid[int(np.argmin(costs))])}
+
+
+KINDS = (("shift", "mean"), ("width", "std"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bank", type=Path)
+    parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--rate", type=float, default=0.05)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    bank = banks.load(options.bank) if options.bank else banks.bundled()
+    first = next(sessions(bank, draw(bank, 0)))
+    unseen = bank.card["training"].get("recipe") is None
+    plan = rehearse(first, None, unseen=unseen)
+    print(f"{bank.scenario.name}, {bank.encoder['name']}, calibrate {plan.settings.calibrate}, unseen {unseen}")
+    runs = [play(bank, plan, seed, options.rate) for seed in range(options.draws)]
+    if bank.scenario.name.endswith("-validation"):
+        for at in range(bank.scenario.sessions + 1):
+            found = [run[at][1] for run in runs]
+            print(json.dumps({name: round(float(np.nanmean([row[name] for row in found])), 4) for name in found[0]}))
+    rows: list[dict[str, Any]] = []
+    for at in range(bank.scenario.sessions + 1):
+        results = [asdict(run[at][0]) for run in runs]
+        keys = ("acc", "hm", "ece", "refused", "false_accept", "auroc")
+        row: dict[str, Any] = {"session": at, "classes": results[0]["classes"], "strangers": results[0]["strangers"]}
+        for key in keys:
+            values = [result[key] for result in results if result[key] is not None]
+            row |= {key: float(np.mean(values)), f"{key}_std": float(np.std(values))} if values else {key: None}
+        rows.append(row)
+        print("  ".join(f"{key} {row[key]:6.2f}" for key in row if row[key] is not None and not key.endswith("_std")))
+    with_strangers = [row for row in rows if row["strangers"]]
+    means = {key: float(np.mean([row[key] for row in with_strangers])) for key in ("refused", "false_accept", "auroc")}
+    means["ece"] = float(np.mean([row["ece"] for row in rows]))
+    print("mean over sessions:", "  ".join(f"{key} {value:.2f}" for key, value in means.items()))
+    if options.json:
+        about = {"scenario": bank.scenario.name, "backbone": bank.encoder["name"], "rate": options.rate}
+        options.json.write_text(json.dumps({**about, "draws": options.draws, "mean": means, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

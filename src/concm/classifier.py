@@ -1,0 +1,431 @@
+"""The practitioner's classifier: a folder that knows classes, learns new ones from a few photos, and says what it sees.
+
+    zoo = concm.Classifier("zoo")
+    zoo.fit("photos/base")
+    zoo.learn({"okapi": ["a.jpg", "b.jpg", "c.jpg"]})
+    zoo.predict(["x.jpg"])
+
+Every change is one version of the store behind it, so nothing half-learned is ever seen, and `undo` steps back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from concm import __version__
+from concm.backbones import encoder as encoders
+from concm.backbones.encoder import Encoder
+from concm.concm import ConCM
+from concm.confidence import Confidence
+from concm.data.extract import statistics
+from concm.data.images import Broken, BrokenPicture
+from concm.data.photos import UNKNOWN, Picture, by_class, find
+from concm.data.scenarios import natural
+from concm.data.sessions import Session
+from concm.data.stream import Encoded, encoded
+from concm.errors import ConcmError, Misuse
+from concm.evaluation import photos as evaluations
+from concm.evaluation.photos import Evaluation
+from concm.rehearsal import rehearse
+from concm.settings import Settings
+from concm.store import Change, ClassRow, Store, VersionRow
+
+BACKBONE = "efficientnet_lite0"
+UNKNOWN_RATE = 0.05
+VIEWS = 4
+"""Shifted and mirrored views of each photo that is taught after the base session."""
+Given = str | os.PathLike[str] | Mapping[str, Any]
+"""A folder of class folders, or pictures by class name."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a photo shows: `label` ("unknown" if it is like no known class), the best guesses, and who says so."""
+
+    label: str
+    score: float
+    top: list[tuple[str, float]]
+    unknown: bool
+    novel: bool
+    version: int
+    photo: str
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What there is to know at one version."""
+
+    version: int
+    engine: ConCM
+    confidence: Confidence
+
+
+class Classifier:
+    """A classifier that lives in a folder; it is opened if it exists, and made by `fit` if it does not."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        backbone: str | None = None,
+        *,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        seed: int = 0,
+        wait: float = 60.0,
+        waiting: Callable[[], None] | None = None,
+    ) -> None:
+        """`wait`: seconds to wait for another process that is learning; `waiting` is called when that begins."""
+        self.path = Path(path)
+        self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+        if device == "cuda" and self.device == "cpu":
+            raise Misuse("device cuda, but torch sees no GPU here")
+        self.seed, self._wait, self._waiting = seed, wait, waiting
+        self._backbone = backbone
+        self._store = Store.open(self.path) if Store.exists(self.path) else None
+        if self._store is None:
+            Store.refuse_foreign(self.path)
+        elif backbone is not None and self._encoder.identity != self._store.meta["encoder"]:
+            raise Misuse(f"the store at {self.path} was made with {self._store.meta['backbone']}, not with {backbone}")
+        self._cached: _Known | None = None
+        self.remarks: list[str] = []
+
+    # what it knows
+
+    @property
+    def store(self) -> Store:
+        """The durable store, once there is one."""
+        if self._store is None and Store.exists(self.path):  # another process may have made it
+            self._store = Store.open(self.path)
+        if self._store is None:
+            raise Misuse(f"there is no store at {self.path} yet: fit it with two classes or more first")
+        if not self._store.version:
+            raise Misuse(f"the store at {self.path} knows nothing yet: fit it with two classes or more first")
+        return self._store
+
+    @property
+    def classes(self) -> list[ClassRow]:
+        """All classes, in the order in which they were learned."""
+        return self.store.classes()
+
+    @property
+    def classes_(self) -> NDArray[np.str_]:
+        """The class names, in the order of `predict_proba`'s columns."""
+        return np.array(self._known().engine.names)
+
+    @property
+    def history(self) -> list[VersionRow]:
+        """The versions that led to the current one, oldest first."""
+        return self.store.history()
+
+    @property
+    def version(self) -> int:
+        """The current version."""
+        return self.store.version
+
+    # learning
+
+    def fit(self, photos: Given, *, broken: Broken = "refuse", settings: Settings | None = None) -> Classifier:
+        """Make the store from the base classes: the metric, the attributes and how sure to be come from them.
+
+        Settings that are not given are chosen by rehearsing on the base classes what is to come.
+        """
+        if self._store is not None and self._store.version:
+            raise Misuse(f"the store at {self.path} is fitted already: teach it more with learn, or use another folder")
+        groups = by_class(photos)
+        if len(groups) < 2:
+            raise Misuse(f"fit needs two classes or more, and there is only {next(iter(groups))!r}")
+        taught = self._encoded(groups, views=0, broken=broken, remember=True)
+        base = _base_session(taught)
+        unseen = self._encoder.meta.get("recipe") is None
+        plan = rehearse(base, settings, unseen=unseen, seed=self.seed, device=self.device)
+        engine = ConCM(plan.settings, seed=self.seed, device=self.device)
+        engine.fit_base(base)
+        if self._store is None:
+            self._store = Store.create(self.path, self._meta())
+        if self._encoder.meta.get("recipe") is not None:
+            self._encoder.save(self.path / "backbone.safetensors")
+        with self._store.writing(self._waiting, self._wait) as change:
+            if self._store.version:
+                raise ConcmError(f"the store at {self.path} was fitted by another process meanwhile")
+            self._write(change, taught, new=list(taught), base=True)
+            self._commit(change, "fit", taught, engine, Confidence.of(engine, plan.usual), first=True)
+        self.remarks += plan.remarks + engine.remarks
+        return self
+
+    def learn(self, photos: Given, *, broken: Broken = "refuse") -> Classifier:
+        """Learn new classes, and improve known ones for which there are more photos now: one session, one version."""
+        store = self.store
+        taught = self._encoded(by_class(photos), views=store.meta["views"], broken=broken)
+        with store.writing(self._waiting, self._wait) as change:
+            known = self._load()
+            taught = self._unless_known(taught, change, broken)
+            engine, names = known.engine, known.engine.names
+            new = [name for name in taught if name not in names]
+            said = len(engine.remarks)
+            more = {names.index(name): self._all_photos(name, taught[name]) for name in taught if name in names}
+            if more:
+                engine.revise(more)
+            if new:
+                engine.learn(_session(len(store.history()), len(names), {name: taught[name] for name in new}))
+            self._write(change, taught, new=new, base=False)
+            self._commit(change, "learn", taught, engine, known.confidence.renewed(engine))
+        self.remarks += engine.remarks[said:]
+        return self
+
+    def forget(self, name: str) -> Classifier:
+        """Drop a class; `undo` brings it back."""
+        with self.store.writing(self._waiting, self._wait) as change:
+            known = self._load()
+            change.remove_class(name)
+            if len(known.engine.names) <= 2:
+                raise Misuse(f"{name!r} is one of the last two classes, and a classifier has two at least")
+            label = known.engine.names.index(name)
+            usual = known.confidence.without(label)
+            known.engine.forget(label)
+            self._commit(change, "forget", name, known.engine, Confidence.of(known.engine, usual))
+        return self
+
+    def undo(self) -> VersionRow:
+        """Step back one version, exactly."""
+        return self.store.undo(self._waiting, self._wait)
+
+    # predicting
+
+    def predict(
+        self, pictures: Picture | Sequence[Picture], *, unknown_rate: float = UNKNOWN_RATE, top: int = 5
+    ) -> list[Prediction]:
+        """What each picture shows; at most about `unknown_rate` of photos of known classes are called unknown."""
+        return [_whole(item) for item in self.stream(_listed(pictures), unknown_rate=unknown_rate, top=top)]
+
+    def stream(
+        self, pictures: Sequence[Picture], *, unknown_rate: float = UNKNOWN_RATE, top: int = 5
+    ) -> Iterator[Prediction | BrokenPicture]:
+        """The same as they come, always by the newest version; what cannot be read is passed on as its error."""
+        if not 0 <= unknown_rate < 1:
+            raise Misuse(f"the unknown rate is a share of photos, at least 0 and below 1, not {unknown_rate}")
+        if top < 1:
+            raise Misuse(f"at least one guess must be asked for, not {top}")
+        self._known()
+        for item in encoded(self._encoder, pictures, title="predicting"):
+            if isinstance(item, BrokenPicture):
+                yield item
+                continue
+            known = self._known()
+            scores = known.engine.scores(item.features[:1]).cpu()
+            probabilities = known.confidence.probabilities(scores)[0]
+            strange = bool(known.confidence.familiarity(scores)[0] < known.confidence.threshold(unknown_rate))
+            best = probabilities.topk(min(top, len(probabilities)))
+            names = known.engine.names
+            guesses = [(names[at], float(p)) for at, p in zip(best.indices.tolist(), best.values, strict=True)]
+            yield Prediction(
+                label=UNKNOWN if strange else guesses[0][0],
+                score=guesses[0][1],
+                top=guesses,
+                unknown=strange,
+                novel=int(best.indices[0]) >= known.engine.memory.base,
+                version=known.version,
+                photo=item.name,
+            )
+
+    def predict_proba(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
+        """Probabilities (n, classes) in the order of `classes_`."""
+        items = [_whole(item) for item in encoded(self._encoder, _listed(pictures), title="predicting")]
+        known = self._known()
+        if not items:
+            return np.zeros((0, len(known.engine.names)), np.float32)
+        scores = known.engine.scores(torch.cat([item.features[:1] for item in items])).cpu()
+        return known.confidence.probabilities(scores).numpy()
+
+    def evaluate(
+        self, photos: Given, *, unknown_rate: float = UNKNOWN_RATE, broken: Broken = "refuse", keep: bool = True
+    ) -> Evaluation:
+        """How well it does on labelled photos; those of classes that it does not know should be called unknown."""
+        groups = by_class(photos)
+        found = self._encoded(groups, views=0, broken=broken, remember=True, distinct=False)
+        known = self._known()
+        features = torch.cat([item.features[:1] for items in found.values() for item in items])
+        truth = [name for name, items in found.items() for _ in items]
+        scores = known.engine.scores(features).cpu()
+        result = evaluations.evaluate(
+            scores, truth, known.engine.names, known.engine.memory.base, known.confidence, unknown_rate, known.version
+        )
+        if keep:
+            source = "photos in memory" if isinstance(photos, Mapping) else os.fspath(photos)
+            self.store.keep_evaluation(known.version, source, result.to_json())
+        return result
+
+    # within
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        """The frozen backbone, checked to be the one that the store's features come from."""
+        reference = self._backbone or BACKBONE
+        if self._store is not None and self._backbone is None:
+            reference = self._store.meta["backbone"]
+            own = self.path / "backbone.safetensors"
+            reference = str(own) if own.exists() else reference
+        encoder = encoders.load(reference, natural(224)).to(torch.device(self.device))
+        if self._store is not None and encoder.identity["weights"] != self._store.meta["encoder"]["weights"]:
+            raise ConcmError(f"{reference} has not the weights that the store at {self.path} was made with")
+        return encoder
+
+    def _meta(self) -> dict[str, Any]:
+        encoder = self._encoder
+        identity = {"backbone": encoder.name, "encoder": encoder.identity}
+        return {**identity, "views": VIEWS, "seed": self.seed, "concm": __version__}
+
+    def _encoded(
+        self,
+        groups: Mapping[str, list[Picture]],
+        *,
+        views: int,
+        broken: Broken,
+        remember: bool = False,
+        distinct: bool = True,
+    ) -> dict[str, list[Encoded]]:
+        """Features of all pictures by class; refused, or skipped with a remark: what is broken or there twice."""
+        self.remarks = []
+        every = [(name, picture) for name, pictures in groups.items() for picture in pictures]
+        items = encoded(self._encoder, [p for _, p in every], views=views, remember=remember, title="reading photos")
+        found: dict[str, list[Encoded]] = {name: [] for name in groups}
+        seen: dict[str, tuple[str, str]] = {}
+        for (name, _), item in zip(every, items, strict=True):
+            if isinstance(item, BrokenPicture):
+                self._refuse(str(item), broken)
+            elif distinct and item.digest in seen:
+                other, photo = seen[item.digest]
+                if other != name:
+                    raise Misuse(f"{item.name} ({name}) and {photo} ({other}) are the same picture: which is it?")
+                self._refuse(f"{item.name} is the same picture as {photo}", broken)
+            else:
+                seen[item.digest] = (name, item.name)
+                found[name].append(item)
+        _refuse_empty(found)
+        return found
+
+    def _unless_known(
+        self, taught: dict[str, list[Encoded]], change: Change, broken: Broken
+    ) -> dict[str, list[Encoded]]:
+        """Without the photos that the store has already."""
+        fresh: dict[str, list[Encoded]] = {name: [] for name in taught}
+        for name, items in taught.items():
+            for item in items:
+                owner = change.has_photo(item.digest)
+                if owner is not None and owner != name:
+                    raise Misuse(f"{item.name} ({name}) is already known as a photo of {owner!r}: which is it?")
+                if owner is not None:
+                    self._refuse(f"{item.name} is already among the photos of {name!r}", broken)
+                else:
+                    fresh[name].append(item)
+        _refuse_empty(fresh)
+        return fresh
+
+    def _refuse(self, sentence: str, broken: Broken) -> None:
+        if broken == "refuse":
+            raise ConcmError(f"{sentence}; remove it, or skip such files (broken: skip)")
+        self.remarks.append(f"skipped: {sentence}")
+
+    def _all_photos(self, name: str, fresh: list[Encoded]) -> tuple[Tensor, Tensor | None]:
+        """Features and views of a known class's photos, old and new."""
+        rows = [photo.features for photo in self.store.photos(name)] + [item.features for item in fresh]
+        views = None if any(len(own) == 1 for own in rows) else torch.stack([own[1:] for own in rows])
+        return torch.stack([own[0] for own in rows]), views
+
+    def _write(self, change: Change, taught: Mapping[str, list[Encoded]], *, new: list[str], base: bool) -> None:
+        for name in new:
+            change.add_class(name, base)
+        for name, items in taught.items():
+            for item in items:
+                change.add_photo(name, os.path.basename(item.name), item.digest, item.features, item.thumbnail)
+
+    def _commit(
+        self,
+        change: Change,
+        action: str,
+        what: str | Mapping[str, list[Encoded]],
+        engine: ConCM,
+        confidence: Confidence,
+        first: bool = False,
+    ) -> None:
+        tensors = {f"engine.{name}": value for name, value in engine.state_dict().items()}
+        tensors |= {f"confidence.{name}": value for name, value in confidence.tensors().items()}
+        lasting = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_LASTING)}
+        detail = what if isinstance(what, str) else _summary(what)
+        state = {"settings": asdict(engine.settings)}
+        change.commit(action, detail, tensors, state, lasting=lasting if first else None)
+
+    def _load(self) -> _Known:
+        """The current version, read from the store."""
+        while True:
+            version = self.store.version
+            tensors, state = self.store.state()
+            if self.store.version == version:
+                break
+        engine = ConCM(Settings.from_json(state["settings"]), seed=self.store.meta["seed"], device=self.device)
+        engine.load_state_dict(_part(tensors, "engine."))
+        return _Known(version, engine, Confidence.from_tensors(_part(tensors, "confidence."), engine))
+
+    def _known(self) -> _Known:
+        """The current version; what another process learned meanwhile is seen at once."""
+        if self._cached is None or self._cached.version != self.store.version:
+            self._cached = self._load()
+        return self._cached
+
+
+_LASTING = ("engine.metric", "engine.calibrator.")
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _refuse_empty(found: Mapping[str, list[Encoded]]) -> None:
+    empty = [name for name, items in found.items() if not items]
+    if empty:
+        raise ConcmError(f"class {empty[0]!r} has no photo left that can be used")
+
+
+def _summary(taught: Mapping[str, list[Encoded]]) -> str:
+    """For the history: which classes, and how many photos of each."""
+    parts = [f"{name} ({len(items)})" for name, items in taught.items()]
+    return ", ".join(parts) if len(parts) <= 5 else f"{', '.join(parts[:4])} and {len(parts) - 4} more"
+
+
+def _session(index: int, first: int, taught: Mapping[str, list[Encoded]]) -> Session:
+    every = [item.features for items in taught.values() for item in items]
+    labels = torch.tensor([first + at for at, items in enumerate(taught.values()) for _ in items])
+    rows = torch.stack(every)
+    views = rows[:, 1:] if rows.shape[1] > 1 else None
+    return Session(index, range(first, first + len(taught)), tuple(taught), rows[:, 0], labels, views)
+
+
+def _base_session(taught: Mapping[str, list[Encoded]]) -> Session:
+    session = _session(0, 0, taught)
+    mean, std, counts = statistics(session.features, session.labels, len(taught))
+    return replace(session, mean=mean, std=std, counts=counts)
+
+
+def _listed(pictures: Picture | Sequence[Picture]) -> list[Picture]:
+    if isinstance(pictures, str | os.PathLike):
+        return list(find([pictures]))
+    if isinstance(pictures, np.ndarray) and pictures.ndim == 4:
+        return list(pictures)
+    if isinstance(pictures, bytes | Image.Image | np.ndarray):
+        return [pictures]
+    return list(pictures)
+
+
+def _whole(item: Any) -> Any:
+    if isinstance(item, BrokenPicture):
+        raise item
+    return item

@@ -1,0 +1,203 @@
+"""From pictures to a frozen backbone, and from there to a feature bank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from concm.errors import Misuse, at_least
+from concm.options import Machine, Pictures
+from concm.training.recipe import Recipe
+
+
+def train(
+    scenario: str,
+    *,
+    pictures: Pictures,
+    out: Path = Path("runs/base"),
+    backbone: str = "resnet12",
+    recipe: Annotated[Recipe, Parameter(name="*")] = Recipe(),  # noqa: B008
+    machine: Machine = Machine(),  # noqa: B008
+    weights: str | None = None,
+    resume: bool = False,
+    validate: bool = False,
+    compile: bool | None = None,
+    stream: bool = False,
+    tensorboard: bool = False,
+) -> None:
+    """Train a backbone on a scenario's base classes; the last epoch counts, nothing is selected.
+
+    Parameters
+    ----------
+    scenario
+        A bundled scenario (see `concm scenarios`), or `folder` for your own class folders.
+    out
+        Where the run is written: backbone.safetensors, log.jsonl, and a checkpoint until it is finished.
+    backbone
+        A registered backbone (see `concm backbones`), or `package.module:factory`.
+    weights
+        Start resnet18_imagenet from torchvision's state dict: a file, or `torchvision` where that is installed.
+    resume
+        Go on from the run's checkpoint; the result is the same as without the interruption.
+    validate
+        Train on part of the base classes and report on the rest, to choose settings without test data.
+    compile
+        Compile the step; by default on one GPU.
+    stream
+        Read images from the memory map even if they would fit on the device.
+    tensorboard
+        Also log for TensorBoard.
+    """
+    from concm.backbones import find
+    from concm.data.extract import extract
+    from concm.report import text
+    from concm.training.base_session import BaseSession
+
+    machine.accelerator()
+    if weights not in (None, "torchvision") and not Path(str(weights)).is_file():
+        raise Misuse(f"no weights file at {weights}")
+    dataset = pictures.load(scenario, find(backbone).transform)
+    fabric = machine.fabric()
+    session = BaseSession(
+        dataset=dataset.validation(seed=recipe.seed) if validate else dataset,
+        backbone=backbone,
+        recipe=recipe,
+        out=out,
+        fabric=fabric,
+        weights=weights,
+        compiled=fabric.device.type == "cuda" and fabric.world_size == 1 if compile is None else compile,
+        resident=False if stream else None,
+        tensorboard=tensorboard,
+    )
+    encoder = session.run(resume=resume)
+    bank = extract(encoder, session.dataset, fabric)
+    if fabric.is_global_zero:
+        text.show_run(encoder, out / "backbone.safetensors")
+        text.show_bank(bank)
+
+
+def features(
+    scenario: str,
+    *,
+    pictures: Pictures,
+    backbone: str,
+    out: Path,
+    machine: Machine = Machine(),  # noqa: B008
+    validate: bool = False,
+    views: int = 0,
+    mirror: bool = False,
+    base_limit: int | None = None,
+    novel_limit: int | None = None,
+    precision: Literal["int8", "float16", "float32"] = "float16",
+    batch: int = 256,
+    seed: int = 0,
+) -> None:
+    """Turn a dataset into a feature bank with a frozen backbone.
+
+    Parameters
+    ----------
+    scenario
+        A bundled scenario (see `concm scenarios`), or `folder` for your own class folders.
+    backbone
+        A run folder or file of `concm train`, or a backbone that comes with weights (see `concm backbones`).
+    out
+        The bank to write.
+    validate
+        Extract the validation scenario of a backbone trained with `--validate`: the bank to choose settings on.
+    views
+        Augmented views (shift, mirror) to keep of each training image.
+    mirror
+        Average each feature with the mirror image's: twice the work, better features.
+    base_limit
+        Images to keep of each base class; statistics come from all of them in any case.
+    novel_limit
+        Candidates to keep of each novel class.
+    precision
+        How features are stored; int8 has a scale per dimension.
+    batch
+        Images encoded at once.
+    seed
+        Of the kept images and the views.
+    """
+    at_least(1, batch=batch)
+    at_least(0, views=views, seed=seed)
+    from concm.backbones.encoder import load
+    from concm.data.extract import extract
+    from concm.data.sessions import draw
+    from concm.evaluation.controls import average, nearest_mean
+    from concm.report import text
+
+    machine.accelerator()
+    encoder = load(backbone, pictures.transform(scenario), mirror=mirror)
+    dataset = pictures.load(scenario, encoder.transform)
+    if validate:
+        dataset = dataset.validation(seed=_validation_seed(encoder.meta))
+    fabric = machine.fabric()
+    if novel_limit is not None and dataset.scenario.sessions:
+        at_least(dataset.scenario.shot, **{"novel-limit": novel_limit})
+    bank = extract(
+        encoder,
+        dataset,
+        fabric,
+        views=views,
+        base_limit=base_limit,
+        novel_limit=novel_limit,
+        batch=batch,
+        seed=seed,
+    )
+    if fabric.is_global_zero:
+        # Kept with the bank, so that what storing it cost can be checked without the original features.
+        bank.card["nearest_mean"] = average(nearest_mean(bank, [draw(bank, seed) for seed in range(5)]))
+        bank.save(out, precision)
+        text.show_bank(bank)
+        text.say(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")
+
+
+def bank(
+    file: Path | None = None,
+    *,
+    draws: int = 5,
+    seed: int = 0,
+    splits: Path | None = None,
+    way: int | None = None,
+    shot: int | None = None,
+    sessions: int | None = None,
+    figure: Path | None = None,
+) -> None:
+    """Say what a feature bank holds, and nearest-class-mean accuracy by session.
+
+    Parameters
+    ----------
+    file
+        The bank; without it, the CIFAR-100 bank that ships with concm.
+    draws
+        How many draws of the shots.
+    seed
+        The first draw's seed.
+    splits
+        Take the shots from published index lists instead.
+    way
+        Classes a session, instead of the scenario's.
+    shot
+        Shots a class, instead of the scenario's.
+    sessions
+        Number of sessions, instead of all that the classes allow.
+    figure
+        Also draw the accuracies by session into this file (.png, .svg, .pdf).
+    """
+    at_least(1, draws=draws)
+    at_least(0, seed=seed)
+    from concm.data.bank import bundled, load
+    from concm.report import text
+
+    chosen = (load(file) if file else bundled()).vary(way=way, shot=shot, sessions=sessions)
+    text.show_bank(chosen, draws=draws, seed=seed, splits=splits, figure=figure)
+
+
+def _validation_seed(meta: dict[str, Any]) -> int:
+    """The seed that decided which base classes the backbone has not seen."""
+    if not str(meta.get("scenario", "")).endswith("-validation"):
+        raise Misuse("--validate needs a backbone that was trained with --validate: this one has seen all base classes")
+    return int(meta["recipe"]["seed"])

@@ -1,0 +1,103 @@
+"""Compare methods on a feature bank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from concm.errors import at_least
+from concm.options import Machine
+
+
+def bench(
+    scenario: str | None = None,
+    *,
+    method: list[str] | None = None,
+    draws: int = 5,
+    seeds: int = 1,
+    seed: int = 0,
+    splits: Path | None = None,
+    bank: Path | None = None,
+    way: int | None = None,
+    shot: int | None = None,
+    sessions: int | None = None,
+    out: Path = Path("runs/bench"),
+    json: Path | None = None,
+    figure: Path | None = None,
+    jobs: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> None:
+    """Run methods on a feature bank, session by session, beside the controls and the published figures.
+
+    Parameters
+    ----------
+    scenario
+        A scenario whose bank ships with concm (cifar100 by default); with `--bank`, the one it must be of.
+    method
+        A method (see `concm methods`), with settings if you like: `concm:alpha=0.5,structure=fixed,total=100`, or a
+        preset: `concm:published`. May be given several times; the controls run in any case.
+    draws
+        Draws of the shots; figures are means over them.
+    seeds
+        Runs of each draw, with other random weights and samples.
+    seed
+        Of the first draw, and of the methods.
+    splits
+        Take the shots of published index lists (session_2.txt and on) instead of drawing them.
+    bank
+        A feature bank of `concm features`, instead of the one that ships with concm.
+    way
+        Classes a session, instead of the scenario's.
+    shot
+        Shots a class, instead of the scenario's.
+    sessions
+        A smaller number of sessions.
+    out
+        One result file a run; runs that are finished there are not repeated.
+    json
+        Also write the table, as JSON.
+    figure
+        The picture; by default bench.png beside the results.
+    jobs
+        Runs at a time; by default one a core, and one at a time on a GPU.
+    device
+        The GPU if there is one, unless you say otherwise.
+    """
+    from concm.report import bench as report
+    from concm.report import figures, text
+
+    at_least(1, draws=draws, seeds=seeds, jobs=1 if jobs is None else jobs)
+    at_least(0, seed=seed)
+    chosen = Machine(device=device).accelerator()
+    from concm.evaluation.bench import Source, Task, cores, finish
+    from concm.evaluation.controls import METHODS
+
+    source = Source(scenario, bank, way, shot, sessions)
+    loaded = source.bank()
+    labels = list(dict.fromkeys([*(method or ["concm"]), *METHODS]))
+    draws = 1 if splits else draws
+    tasks = [
+        Task(source, label, seed + at, seed + at + 1000 * repeat, splits, chosen)
+        for label in labels
+        for at in range(draws)
+        for repeat in range(seeds)
+    ]
+    results = finish(tasks, out, jobs=jobs or (1 if chosen == "cuda" else cores()))
+    rows = report.rows(results)
+    report.show(loaded, rows, draws)
+    report.show_remarks(results)
+    picture = figure or out / "bench.png"
+    figures.bench(loaded, rows, picture)
+    written = [picture]
+    if json is not None:
+        report.write_json(json, loaded, rows, draws)
+        written.append(json)
+    text.say(f"wrote {' and '.join(map(str, written))}; one result file a run in {out}")
+
+
+def methods() -> None:
+    """List the methods."""
+    from concm.methods import entries
+    from concm.report import text
+
+    text.show_methods(list(entries().values()))

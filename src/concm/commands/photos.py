@@ -1,0 +1,338 @@
+"""The classifier for one's own photos."""
+
+from __future__ import annotations
+
+import json as js
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from cyclopts import App, Parameter
+
+from concm.errors import ConcmError, Misuse
+from concm.options import complain
+
+if TYPE_CHECKING:
+    from concm.classifier import Classifier
+
+Broken = Literal["refuse", "skip"]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Access:
+    """How to open a store."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    "The GPU if there is one, unless you say otherwise."
+    wait: float = 60
+    "Seconds to wait for another process that is changing the store."
+
+    def open(self, store: Path, backbone: str | None = None, seed: int = 0) -> Classifier:
+        """The classifier in that folder, made or yet to be made."""
+        from concm.classifier import Classifier
+
+        def waiting() -> None:
+            complain(f"another process is changing {store}; waiting for it, {self.wait:g} seconds at most")
+
+        return Classifier(store, backbone, device=self.device, seed=seed, wait=self.wait, waiting=waiting)
+
+
+def fit(
+    store: Path,
+    photos: Path,
+    /,
+    *,
+    backbone: str | None = None,
+    broken: Broken = "refuse",
+    seed: int = 0,
+    json: bool = False,
+    access: Access = Access(),  # noqa: B008
+) -> None:
+    """Make a classifier from its base classes.
+
+    Parameters
+    ----------
+    store
+        The folder to make; it holds all that the classifier knows.
+    photos
+        A folder with one folder of photos a class, for two classes or more.
+    backbone
+        A backbone that comes with weights (see `concm backbones`; by default efficientnet_lite0), or a run folder of
+        `concm train`.
+    broken
+        What to do with files that cannot be read as pictures, or that are there twice.
+    seed
+        Of all random choices.
+    json
+        Print what was done as JSON.
+    """
+    begun, zoo = time.perf_counter(), access.open(store, backbone, seed)
+    zoo.fit(photos, broken=broken)
+    _told(zoo, begun, json)
+
+
+def learn(
+    store: Path,
+    what: str,
+    /,
+    *images: str,
+    broken: Broken = "refuse",
+    json: bool = False,
+    access: Access = Access(),  # noqa: B008
+) -> None:
+    """Teach a classifier new classes, or give it more photos of known ones.
+
+    Parameters
+    ----------
+    store
+        The classifier's folder.
+    what
+        A folder with one folder of photos a class; or a class name, followed by its photos.
+    images
+        Photos of that class: files, folders and globs.
+    broken
+        What to do with files that cannot be read as pictures, or that are there twice.
+    json
+        Print what was done as JSON.
+    """
+    begun, zoo = time.perf_counter(), access.open(store)
+    if images:
+        from concm.data.photos import find
+
+        zoo.learn({what: find(images)}, broken=broken)
+    elif Path(what).is_dir():
+        zoo.learn(what, broken=broken)
+    else:
+        raise Misuse(f"no folder at {what}; give a folder of class folders, or a class name and then its photos")
+    _told(zoo, begun, json)
+
+
+def predict(
+    store: Path,
+    /,
+    *images: str,
+    top: int = 3,
+    unknown_rate: float = 0.05,
+    json: bool = False,
+    access: Access = Access(),  # noqa: B008
+) -> None:
+    """Say what photos show, one line each as they come, or "unknown".
+
+    Parameters
+    ----------
+    store
+        The classifier's folder.
+    images
+        Files, folders and globs.
+    top
+        How many guesses to give.
+    unknown_rate
+        The share of photos of known classes that may be called unknown; 0 never says unknown.
+    json
+        Print one JSON object a line.
+    """
+    if not images:
+        raise Misuse("concm predict takes photos after the store: files, folders or globs")
+    from concm.data.images import BrokenPicture
+    from concm.data.photos import find
+    from concm.report.classifier import show_prediction
+
+    zoo, broken = access.open(store), 0
+    for found in zoo.stream(find(images), unknown_rate=unknown_rate, top=top):
+        if isinstance(found, BrokenPicture):
+            broken += 1
+            complain(str(found))
+        elif json:
+            _print(asdict(found), lines=True)
+        else:
+            show_prediction(found)
+    if broken:
+        raise ConcmError(f"files that could not be read: {broken}")
+
+
+def show(
+    store: Path,
+    /,
+    *,
+    card: Path | None = None,
+    json: bool = False,
+    access: Access = Access(),  # noqa: B008
+) -> None:
+    """Show classes and history.
+
+    Parameters
+    ----------
+    store
+        The classifier's folder.
+    card
+        Write a Markdown card: backbone, classes, photos, evaluation, versions, how to load it.
+    json
+        Print classes, history and evaluations as JSON.
+    """
+    from concm.files import write_whole
+    from concm.report import classifier as report
+    from concm.report.text import say
+
+    zoo = access.open(store)
+    if card is not None:
+        write_whole(card, report.card(zoo).encode())
+        say(f"wrote {card}")
+    elif json:
+        listed = {
+            "classes": [asdict(row) for row in zoo.classes],
+            "history": [asdict(row) for row in zoo.history],
+            "evaluations": [asdict(row) for row in zoo.store.evaluations()],
+        }
+        _print({"store": str(store), "version": zoo.version, "made_with": zoo.store.meta, **listed})
+    else:
+        report.show_classes(zoo)
+
+
+def forget(store: Path, name: str, /, *, json: bool = False, access: Access = Access()) -> None:  # noqa: B008
+    """Drop a class; `concm undo` brings it back.
+
+    Parameters
+    ----------
+    store
+        The classifier's folder.
+    name
+        The class.
+    json
+        Print what was done as JSON.
+    """
+    begun, zoo = time.perf_counter(), access.open(store)
+    zoo.forget(name)
+    _told(zoo, begun, json)
+
+
+def undo(store: Path, /, *, json: bool = False, access: Access = Access()) -> None:  # noqa: B008
+    """Step back one version.
+
+    Parameters
+    ----------
+    store
+        The classifier's folder.
+    json
+        Print the version that is current now as JSON.
+    """
+    from concm.report.text import say
+
+    line = access.open(store).undo()
+    if json:
+        _print(asdict(line))
+    else:
+        say(f"back at version {line.version}: {line.classes} classes, {line.photos} photos")
+
+
+def evaluate(
+    store: Path,
+    photos: Path,
+    /,
+    *,
+    unknown_rate: float = 0.05,
+    broken: Broken = "refuse",
+    json: bool = False,
+    access: Access = Access(),  # noqa: B008
+) -> None:
+    """Measure a classifier on labelled photos; folders of classes that it does not know test its "unknown".
+
+    Parameters
+    ----------
+    store
+        The classifier's folder; the figures are kept there, for its card.
+    photos
+        A folder with one folder of photos a class.
+    unknown_rate
+        The share of photos of known classes that may be called unknown.
+    broken
+        What to do with files that cannot be read as pictures.
+    json
+        Print the figures as JSON.
+    """
+    from concm.report.classifier import show_evaluation
+
+    zoo = access.open(store)
+    result = zoo.evaluate(photos, unknown_rate=unknown_rate, broken=broken)
+    for remark in zoo.remarks:
+        complain(remark)
+    if json:
+        _print(result.to_json())
+    else:
+        show_evaluation(result)
+
+
+def export(
+    store: Path,
+    /,
+    *,
+    onnx: Path | None = None,
+    structure: Path | None = None,
+    access: Access = Access(),  # noqa: B008
+) -> None:
+    """Write the classifier for use without torch.
+
+    Parameters
+    ----------
+    store
+        The classifier's folder.
+    onnx
+        The network: pictures and a structure in, probabilities out. It stays the same while classes are learned.
+    structure
+        What the classifier knows now, the second input of that network; by default beside it.
+    """
+    if onnx is None and structure is None:
+        raise Misuse("concm export writes --onnx FILE, or --structure FILE, or both")
+    from concm import export as exporting
+    from concm.report.text import say
+
+    zoo = access.open(store)
+    for path in exporting.export(zoo, onnx, structure):
+        say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+demo = App(name="demo", help="A story on real photos, from the first class to the page that shows it.")
+
+
+@demo.command(name="photos")
+def demo_photos(
+    *,
+    out: Path = Path("runs/demo"),
+    seed: int = 0,
+    access: Access = Access(),  # noqa: B008
+) -> None:
+    """Teach a classifier a shop's groceries: eight classes, six more in three sessions, an unknown, and an undo.
+
+    Parameters
+    ----------
+    out
+        Where the store and the page are written; a store from before is replaced.
+    seed
+        Of the photos that are shown and taught.
+    """
+    from concm.demo import groceries
+
+    groceries(out, seed=seed, device=access.device)
+
+
+def _told(zoo: Classifier, begun: float, json: bool) -> None:
+    """What the newest version is, and what there was to remark."""
+    from concm.report.text import say
+
+    line, seconds = zoo.history[-1], time.perf_counter() - begun
+    for remark in zoo.remarks:
+        complain(remark)
+    if json:
+        _print({**asdict(line), "seconds": round(seconds, 3), "remarks": zoo.remarks})
+    else:
+        say(
+            f"{line.action}: {line.detail}; version {line.version}, {line.classes} classes, {line.photos} photos "
+            f"({seconds:.1f} s)"
+        )
+
+
+def _print(value: dict[str, Any], *, lines: bool = False) -> None:
+    sys.stdout.write(js.dumps(value, ensure_ascii=False, indent=None if lines else 1) + "\n")
+    sys.stdout.flush()

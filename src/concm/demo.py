@@ -1,0 +1,116 @@
+"""A story on real photos: a shop that knows its apples and pears begins to sell melons and citrus fruit."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from concm.classifier import Classifier
+from concm.data import groceries as shop
+from concm.data.photos import UNKNOWN
+from concm.evaluation.photos import Evaluation
+from concm.files import write_whole
+from concm.report.page import Chapter, Shown, render, thumbnail
+from concm.report.text import say
+from concm.store import Store
+
+BASE = 8
+SHOTS = 5
+SHOWN = 3
+Photos = Mapping[str, list[bytes]]
+
+
+def groceries(out: Path, *, seed: int = 0, device: Literal["auto", "cpu", "cuda"] = "auto") -> None:
+    """Teach eight classes, six more in three sessions of five photos a class, ask, undo; all of it on one page."""
+    begun = time.perf_counter()
+    taught, asked = shop.photos("train"), shop.photos("test")
+    names = list(taught)
+    lessons = [names[at : at + 2] for at in range(BASE, len(names), 2)]
+    random = np.random.default_rng(seed)
+    zoo = _new(out / "shop", device)
+    say(f"fit: {BASE} classes, {sum(len(taught[name]) for name in names[:BASE])} photos")
+    zoo.fit({name: taught[name] for name in names[:BASE]})
+    rows = [_row("fit", zoo, asked)]
+    told = [
+        Chapter(
+            "The shop knows apples and pears",
+            f"Taught from the start: {_listed(names[:BASE])}. These photos were never shown to it:",
+            _answers(zoo, asked, names[:BASE], random),
+        ),
+        Chapter(
+            "It has never seen a melon or an orange",
+            "Photos of classes that come later. The right answer is unknown; it may call at most one in twenty photos "
+            "of what it knows so.",
+            _answers(zoo, asked, names[BASE:], random),
+        ),
+    ]
+    for number, lesson in enumerate(lessons, 1):
+        shots = {name: [taught[name][at] for at in random.permutation(len(taught[name]))[:SHOTS]] for name in lesson}
+        say(f"learn: {_listed(lesson)}, {SHOTS} photos each")
+        zoo.learn(shots)
+        rows.append(_row(f"learn {_listed(lesson)}", zoo, asked))
+        cards = tuple(Shown(thumbnail(photo), truth=name) for name in lesson for photo in shots[name])
+        told.append(
+            Chapter(
+                f"Session {number}: {_listed(lesson)}",
+                f"{SHOTS} photos and a name each, and then other photos of them:",
+                cards + _answers(zoo, asked, lesson, random),
+            )
+        )
+    last = lessons[-1]
+    line = zoo.undo()
+    say(f"undo: back at version {line.version}, {line.classes} classes")
+    told.append(
+        Chapter(
+            "One step back",
+            f"After undo it knows {line.classes} classes again, as if it had never heard of {_listed(last)}:",
+            _answers(zoo, asked, last, random),
+        )
+    )
+    lead = f"{len(names)} classes of groceries, photographed in shops. Backbone: {zoo.store.meta['backbone']}, frozen."
+    figures = Chapter(
+        "In figures",
+        f"All {sum(map(len, asked.values()))} test photos, after each step. Strangers are photos of classes that come "
+        "later: the share of them that was given a label all the same.",
+        table=(("step", "classes", "accuracy", "base", "later", "strangers", "seconds"), *rows),
+    )
+    page = out / "index.html"
+    write_whole(page, render("Groceries, taught a few photos at a time", lead, [*told, figures]).encode())
+    say(f"wrote {page}; the classifier is in {zoo.path} ({time.perf_counter() - begun:.0f} s)")
+
+
+def _new(path: Path, device: Literal["auto", "cpu", "cuda"]) -> Classifier:
+    if Store.exists(path):
+        shutil.rmtree(path)
+    return Classifier(path, device=device)
+
+
+def _answers(zoo: Classifier, asked: Photos, names: Iterable[str], random: np.random.Generator) -> tuple[Shown, ...]:
+    """Some photos of each class and what the classifier says; rightly unknown is what it was not taught."""
+    known = set(zoo.classes_.tolist())
+    drawn = [(name, asked[name][at]) for name in names for at in random.permutation(len(asked[name]))[:SHOWN]]
+    shown = []
+    for (name, photo), said in zip(drawn, zoo.predict([photo for _, photo in drawn]), strict=True):
+        right = said.label == (name if name in known else UNKNOWN)
+        others = tuple(said.top[:2] if said.unknown else said.top[1:3])
+        shown.append(Shown(thumbnail(photo), name, said.label, None if said.unknown else said.score, others, right))
+    return tuple(shown)
+
+
+def _row(step: str, zoo: Classifier, asked: Photos) -> tuple[str, ...]:
+    """A line of the table; also said at once."""
+    begun = time.perf_counter()
+    result: Evaluation = zoo.evaluate(asked)
+    cells = [result.acc, result.acc_base, result.acc_novel, result.false_accept]
+    texts = [f"{value:.1f} %" if value is not None else "–" for value in cells]
+    say(f"  accuracy {texts[0]}: base {texts[1]}, later {texts[2]}; strangers given a label {texts[3]}")
+    return (step, str(result.classes), *texts, f"{time.perf_counter() - begun:.1f}")
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]

@@ -1,0 +1,107 @@
+"""How well a classifier does on labelled photos: accuracy, how honest its probabilities are, and what it lets pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from concm.confidence import Confidence
+from concm.errors import ConcmError
+from concm.evaluation.metrics import accuracies, confusion
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All in per cent. Accuracies count the best guess, refused or not; `None` where there are no such photos.
+
+    `refused`: known photos called unknown; `strangers`: photos of classes never learned, of which `false_accept` were
+    given a label all the same; `auroc`: how well familiarity tells the two apart at any rate.
+    """
+
+    version: int
+    photos: int
+    classes: int
+    acc: float
+    acc_base: float | None
+    acc_novel: float | None
+    hm: float | None
+    ece: float
+    unknown_rate: float
+    refused: float
+    strangers: int
+    false_accept: float | None
+    auroc: float | None
+    by_class: dict[str, tuple[int, int]]
+
+    def to_json(self) -> dict[str, Any]:
+        """For files."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Evaluation:
+        """Inverse of `to_json`."""
+        return cls(**{**data, "by_class": {name: (right, count) for name, (right, count) in data["by_class"].items()}})
+
+
+def evaluate(
+    scores: Tensor,
+    truth: Sequence[str],
+    names: Sequence[str],
+    base: int,
+    confidence: Confidence,
+    unknown_rate: float,
+    version: int,
+) -> Evaluation:
+    """Figures from the scores (n, classes) of photos whose classes are `truth`, known or not."""
+    index = {name: at for at, name in enumerate(names)}
+    labels = torch.tensor([index.get(name, -1) for name in truth])
+    known = labels >= 0
+    if not known.any():
+        raise ConcmError(f"none of these photos is of a known class; known are {', '.join(names[:5])} …")
+    own, right = scores[known], labels[known]
+    predicted = own.argmax(1)
+    matrix = confusion(right, predicted, len(names))
+    figures = accuracies(matrix, base)
+    has_base, has_novel = bool((right < base).any()), bool((right >= base).any())
+    familiar = confidence.familiarity(scores)
+    accepted = familiar >= confidence.threshold(unknown_rate)
+    strangers = int((~known).sum())
+    return Evaluation(
+        version=version,
+        photos=len(right),
+        classes=len(names),
+        acc=figures["acc"],
+        acc_base=figures["acc_base"] if has_base else None,
+        acc_novel=figures["acc_novel"] if has_novel else None,
+        hm=figures["hm"] if has_base and has_novel else None,
+        ece=calibration_error(confidence.probabilities(own), right),
+        unknown_rate=100 * unknown_rate,
+        refused=100 * float((~accepted[known]).double().mean()),
+        strangers=strangers,
+        false_accept=100 * float(accepted[~known].double().mean()) if strangers else None,
+        auroc=100 * auroc(familiar[known], familiar[~known]) if strangers else None,
+        by_class={
+            names[at]: (int(matrix[at, at]), int(count)) for at, count in enumerate(matrix.sum(1).tolist()) if count
+        },
+    )
+
+
+def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Expected calibration error in per cent: how far the best guess's probability is from how often it is right."""
+    best = probabilities.max(1)
+    right = (best.indices == labels).double()
+    place = (best.values.double() * bins).long().clamp(max=bins - 1)
+    gap = torch.zeros(bins, dtype=torch.float64).index_add(0, place, best.values.double() - right)
+    return 100 * float(gap.abs().sum()) / max(1, len(labels))
+
+
+def auroc(known: Tensor, strange: Tensor) -> float:
+    """How often a known photo is more familiar than a strange one; ties count half."""
+    order, _ = strange.double().sort()
+    below = torch.searchsorted(order, known.double(), right=False)
+    upto = torch.searchsorted(order, known.double(), right=True)
+    return float((below + upto).double().mean()) / (2 * max(1, len(strange)))

@@ -1,0 +1,216 @@
+"""Rehearsing on the base classes what is to come: some of them play new ones, some of their photos are held out.
+
+So a store learns, before anything depends on it, whether attributes help with its kind of classes, how far to trust a
+score, and what is usual for photos that it has not seen. Nothing of it is worth much where the backbone was trained on
+these very photos: then figures from validation banks take its place (docs/photos.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from concm.concm import ConCM
+from concm.confidence import SHRINKAGE, Usual, expected_scores, likeness
+from concm.data.extract import statistics
+from concm.data.sessions import Session
+from concm.evaluation.metrics import accuracies, confusion
+from concm.memory import class_sums
+from concm.progress import track
+from concm.settings import Settings
+
+SHOTS = 5
+ENOUGH_CLASSES = 20
+"""From how many base classes on their rehearsal decides whether attributes are used; with fewer they are not."""
+STEPS = 100
+TEMPERATURE = 1 / 30
+"""Where the temperature stays when there is little to learn it from (CUB's base classes: 1/33, 1/25 with few)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the rehearsal came to."""
+
+    settings: Settings
+    usual: Usual
+    remarks: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """Scores of held-out photos by an engine that was taught part of the classes; `classes` are its columns."""
+
+    scores: Tensor
+    truth: Tensor
+    base: int
+    classes: Tensor
+    bias: Tensor
+    likeness: Tensor
+    exemplars: Tensor
+    counts: Tensor
+
+
+def rehearse(base: Session, settings: Settings | None, *, unseen: bool, seed: int = 0, device: str = "cpu") -> Plan:
+    """Settings, where none are given, and what is usual; `unseen` says that the backbone has not seen these photos."""
+    counts = torch.bincount(base.labels, minlength=len(base.classes))
+    if not unseen:
+        chosen = settings or Settings()
+        engine = ConCM(chosen, seed=seed, device=device)
+        engine.fit_base(base)
+        return Plan(chosen, _assumed(engine, base))
+    if int(counts.max()) < 2:
+        remark = "one photo a class does not tell what is usual: nothing will be called unknown"
+        chosen = settings or Settings(calibrate=False)
+        flat = torch.zeros(2)
+        usual = Usual(
+            torch.zeros(len(counts)), torch.tensor(chosen.likeness), flat, flat + 1, flat[:0], _temperature([])
+        )
+        return Plan(chosen, usual, [remark])
+    candidates = [settings or Settings(calibrate=False)]
+    if settings is None and len(base.classes) >= ENOUGH_CLASSES:
+        candidates.append(Settings())
+    splits = 5 if len(base.labels) < 1000 else 3
+    work = [(candidate, split) for candidate in candidates for split in range(splits)]
+    played = [_scene(base, candidate, split, splits, seed, device) for candidate, split in track(work, "rehearsing")]
+    scenes = [played[at * splits : (at + 1) * splits] for at in range(len(candidates))]
+    best = max(range(len(candidates)), key=lambda at: _harmonic_mean(scenes[at]))
+    return Plan(candidates[best], _usual(scenes[best], len(base.classes), candidates[best]))
+
+
+def _scene(base: Session, settings: Settings, split: int, splits: int, seed: int, device: str) -> _Scene:
+    """One class in `splits` plays a new one of a few shots; of the others, one photo in `splits` is held out."""
+    random = np.random.default_rng(seed)
+    total = len(base.classes)
+    part = torch.from_numpy(random.permutation(total) % splits) if total >= 4 else torch.full((total,), -1)
+    old, new, train, test, shots, others = [], [], [], [], [], []
+    for label in range(total):
+        rows = (base.labels == label).nonzero().flatten()
+        rows = rows[torch.from_numpy(random.permutation(len(rows)))]
+        taught = min(SHOTS, len(rows) // 2)
+        if part[label] != split:
+            held = torch.arange(len(rows)) % splits == split if len(rows) > 1 else torch.zeros(1, dtype=torch.bool)
+            old.append(label)
+            train.append(rows[~held])
+            test.append(rows[held])
+        elif taught:
+            new.append(label)
+            shots.append(rows[:taught])
+            others.append(rows[taught:])
+    engine = ConCM(settings, seed=seed, device=device)
+    first = _session(base, 0, old, train, 0)
+    mean, std, counts = statistics(first.features, first.labels, len(old))
+    engine.fit_base(replace(first, mean=mean, std=std, counts=counts))
+    if new:
+        engine.learn(_session(base, 1, new, shots, len(old)))
+    groups = test + others
+    truth = torch.cat([torch.full((len(rows),), at) for at, rows in enumerate(groups)])
+    own, exemplars = likeness(engine)
+    return _Scene(
+        scores=engine.scores(base.features[torch.cat(groups)]).cpu(),
+        truth=truth,
+        base=len(old),
+        classes=torch.tensor(old + new),
+        bias=engine.head.bias.cpu(),
+        likeness=own,
+        exemplars=exemplars,
+        counts=engine.memory.counts.cpu(),
+    )
+
+
+def _session(base: Session, index: int, classes: list[int], rows: list[Tensor], first: int) -> Session:
+    labels = torch.cat([torch.full((len(own),), first + at) for at, own in enumerate(rows)])
+    names = tuple(base.names[label] for label in classes)
+    return Session(index, range(first, first + len(classes)), names, base.features[torch.cat(rows)], labels, None)
+
+
+def _harmonic_mean(scenes: list[_Scene]) -> float:
+    """Of accuracy on base and on new classes, over all scenes."""
+    matrices = [confusion(scene.truth, scene.scores.argmax(1), len(scene.classes)) for scene in scenes]
+    return float(
+        np.mean([accuracies(matrix, scene.base)["hm"] for matrix, scene in zip(matrices, scenes, strict=True)])
+    )
+
+
+def _usual(scenes: list[_Scene], classes: int, settings: Settings) -> Usual:
+    """Expected scores of the base classes, and how far known photos' scores lie from what is expected."""
+    alike = torch.cat([scene.likeness[scene.exemplars > 1] for scene in scenes])
+    common = alike.mean() if len(alike) else torch.tensor(settings.likeness)
+    raw = [scene.scores - scene.bias for scene in scenes]
+    own = [scores.gather(1, scene.truth[:, None])[:, 0] for scores, scene in zip(raw, scenes, strict=True)]
+    old = [scene.truth < scene.base for scene in scenes]
+    values = torch.cat([score[known] for score, known in zip(own, old, strict=True)])
+    labels = torch.cat([scene.classes[scene.truth[known]] for scene, known in zip(scenes, old, strict=True)])
+    seen = torch.bincount(labels, minlength=classes)
+    expected = (class_sums(values[:, None], labels, classes)[:, 0] + SHRINKAGE * values.mean()) / (seen + SHRINKAGE)
+    excess: list[list[Tensor]] = [[], []]
+    for scores, scene, score, known in zip(raw, scenes, own, old, strict=True):
+        taken = scene.scores.argmax(1)
+        novel = expected_scores(scene.likeness, scene.exemplars, scene.counts, common)[scene.base :]
+        usual = torch.cat([expected[scene.classes[: scene.base]], novel])[taken]
+        # A photo that helped to say what is usual for its class must not be judged by that.
+        right = known & (taken == scene.truth)
+        helpers = seen[scene.classes[scene.truth[right]]]
+        usual[right] = ((helpers + SHRINKAGE) * usual[right] - score[right]) / (helpers + SHRINKAGE - 1)
+        beyond = scores.gather(1, taken[:, None])[:, 0] - usual
+        for group, chosen in enumerate((taken < scene.base, taken >= scene.base)):
+            excess[group].append(beyond[chosen])
+    both = [torch.cat(parts) for parts in excess]
+    if len(both[1]) < 10:
+        both[1] = both[0]
+    shift = torch.stack([part.mean() for part in both])
+    width = torch.stack([part.std() * math.sqrt(1 + 1 / len(part)) for part in both]).clamp(min=1e-3)
+    familiar = torch.cat([(part - shift[at]) / width[at] for at, part in enumerate(both)])
+    return Usual(expected, common, shift, width, _quantiles(familiar), _temperature(scenes))
+
+
+def _quantiles(familiar: Tensor) -> Tensor:
+    """Of known photos' familiarity at equal steps: as found where five photos or more lie beyond, else as if normal."""
+    steps = torch.linspace(0, 1, STEPS + 1, dtype=torch.float64)
+    found = familiar.double().quantile(steps)
+    normal = torch.special.ndtri(steps.clamp(1e-4, 1 - 1e-4))
+    enough = len(familiar) * torch.minimum(steps, 1 - steps) >= 5
+    return torch.where(enough, found, normal).cummax(0).values.float()
+
+
+def _temperature(scenes: list[_Scene]) -> Tensor:
+    """That makes the held-out labels most likely, held near a common value where there are few."""
+    candidates = torch.logspace(math.log10(1 / 200), math.log10(0.3), 60)
+    costs = [
+        sum(float(F.cross_entropy(scene.scores / value, scene.truth, reduction="sum")) for scene in scenes)
+        + 10 * math.log(float(value) / TEMPERATURE) ** 2
+        for value in candidates
+    ]
+    return candidates[int(np.argmin(costs))]
+
+
+def _assumed(engine: ConCM, base: Session) -> Usual:
+    """For a backbone that was trained on these photos: they lie closer to their class than new ones will."""
+    scores = engine.scores(base.features).cpu()
+    own = scores.gather(1, base.labels[:, None])
+    counts = torch.bincount(base.labels, minlength=len(base.classes)).clamp(min=1)
+    expected = class_sums(own, base.labels, len(base.classes))[:, 0] / counts
+    normal = torch.special.ndtri(torch.linspace(0, 1, STEPS + 1).clamp(1e-4, 1 - 1e-4))
+    return Usual(
+        base=expected,
+        likeness=torch.tensor(SEEN["likeness"]),
+        shift=torch.tensor([SEEN["base_shift"], SEEN["novel_shift"]]),
+        width=torch.tensor([SEEN["base_width"], SEEN["novel_width"]]),
+        quantiles=normal,
+        temperature=torch.tensor(SEEN["temperature"]),
+    )
+
+
+SEEN = {
+    "likeness": 0.3,
+    "base_shift": -0.075,
+    "base_width": 0.125,
+    "novel_shift": 0.03,
+    "novel_width": 0.098,
+    "temperature": 1 / 16,
+}
+"""Of a ResNet-12 and classes that it was trained on, beside others, on two validation banks (bench/unknown.py)."""

@@ -43,8 +43,6 @@ from concm.store import Change, ClassRow, Store, VersionRow
 
 BACKBONE = "efficientnet_lite0"
 UNKNOWN_RATE = 0.05
-VIEWS = 4
-"""Shifted and mirrored views of each photo that is taught after the base session."""
 Given = str | os.PathLike[str] | Mapping[str, Any]
 """A folder of class folders, or pictures by class name."""
 
@@ -144,7 +142,7 @@ class Classifier:
         groups = by_class(photos)
         if len(groups) < 2:
             raise Misuse(f"fit needs two classes or more, and there is only {next(iter(groups))!r}")
-        taught = self._encoded(groups, views=0, broken=broken, remember=True)
+        taught = self._encoded(groups, broken=broken, remember=True)
         base = _base_session(taught)
         unseen = self._encoder.meta.get("recipe") is None
         plan = rehearse(base, settings, unseen=unseen, seed=self.seed, device=self.device)
@@ -165,14 +163,14 @@ class Classifier:
     def learn(self, photos: Given, *, broken: Broken = "refuse") -> Classifier:
         """Learn new classes, and improve known ones for which there are more photos now: one session, one version."""
         store = self.store
-        taught = self._encoded(by_class(photos), views=store.meta["views"], broken=broken)
+        taught = self._encoded(by_class(photos), broken=broken)
         with store.writing(self._waiting, self._wait) as change:
             known = self._load()
             taught = self._unless_known(taught, change, broken)
             engine, names = known.engine, known.engine.names
             new = [name for name in taught if name not in names]
             said = len(engine.remarks)
-            more = {names.index(name): self._all_photos(name, taught[name]) for name in taught if name in names}
+            more = {names.index(name): (self._all_photos(name, taught[name]), None) for name in taught if name in names}
             if more:
                 engine.revise(more)
             if new:
@@ -221,7 +219,7 @@ class Classifier:
                 yield item
                 continue
             known = self._known()
-            scores = known.engine.scores(item.features[:1]).cpu()
+            scores = known.engine.scores(item.features[None]).cpu()
             probabilities = known.confidence.probabilities(scores)[0]
             strange = bool(known.confidence.familiarity(scores)[0] < known.confidence.threshold(unknown_rate))
             best = probabilities.topk(min(top, len(probabilities)))
@@ -243,7 +241,7 @@ class Classifier:
         known = self._known()
         if not items:
             return np.zeros((0, len(known.engine.names)), np.float32)
-        scores = known.engine.scores(torch.cat([item.features[:1] for item in items])).cpu()
+        scores = known.engine.scores(torch.stack([item.features for item in items])).cpu()
         return known.confidence.probabilities(scores).numpy()
 
     def evaluate(
@@ -251,9 +249,9 @@ class Classifier:
     ) -> Evaluation:
         """How well it does on labelled photos; those of classes that it does not know should be called unknown."""
         groups = by_class(photos)
-        found = self._encoded(groups, views=0, broken=broken, remember=True, distinct=False)
+        found = self._encoded(groups, broken=broken, remember=True, distinct=False)
         known = self._known()
-        features = torch.cat([item.features[:1] for items in found.values() for item in items])
+        features = torch.stack([item.features for items in found.values() for item in items])
         truth = [name for name, items in found.items() for _ in items]
         scores = known.engine.scores(features).cpu()
         result = evaluations.evaluate(
@@ -263,6 +261,22 @@ class Classifier:
             source = "photos in memory" if isinstance(photos, Mapping) else os.fspath(photos)
             self.store.keep_evaluation(known.version, source, result.to_json())
         return result
+
+    def export(
+        self, onnx: str | os.PathLike[str] | None = None, structure: str | os.PathLike[str] | None = None
+    ) -> list[Path]:
+        """Write the network as ONNX, and what it knows now as a structure file (beside it, unless said otherwise)."""
+        from concm import export
+
+        if onnx is None and structure is None:
+            raise Misuse("export writes an ONNX file, a structure file, or both: say where to")
+        known, written = self._known(), list[Path]()
+        if onnx is not None:
+            export.write_onnx(Path(onnx), self._encoder, known.engine, known.confidence, known.version)
+            written.append(Path(onnx))
+        beside = Path(structure) if structure is not None else written[0].with_suffix(".structure.safetensors")
+        export.write_structure(beside, known.engine, known.confidence, known.version)
+        return [*written, beside]
 
     # within
 
@@ -282,13 +296,12 @@ class Classifier:
     def _meta(self) -> dict[str, Any]:
         encoder = self._encoder
         identity = {"backbone": encoder.name, "encoder": encoder.identity}
-        return {**identity, "views": VIEWS, "seed": self.seed, "concm": __version__}
+        return {**identity, "seed": self.seed, "concm": __version__}
 
     def _encoded(
         self,
         groups: Mapping[str, list[Picture]],
         *,
-        views: int,
         broken: Broken,
         remember: bool = False,
         distinct: bool = True,
@@ -296,7 +309,7 @@ class Classifier:
         """Features of all pictures by class; refused, or skipped with a remark: what is broken or there twice."""
         self.remarks = []
         every = [(name, picture) for name, pictures in groups.items() for picture in pictures]
-        items = encoded(self._encoder, [p for _, p in every], views=views, remember=remember, title="reading photos")
+        items = encoded(self._encoder, [p for _, p in every], remember=remember, title="reading photos")
         found: dict[str, list[Encoded]] = {name: [] for name in groups}
         seen: dict[str, tuple[str, str]] = {}
         for (name, _), item in zip(every, items, strict=True):
@@ -335,18 +348,17 @@ class Classifier:
             raise ConcmError(f"{sentence}; remove it, or skip such files (broken: skip)")
         self.remarks.append(f"skipped: {sentence}")
 
-    def _all_photos(self, name: str, fresh: list[Encoded]) -> tuple[Tensor, Tensor | None]:
-        """Features and views of a known class's photos, old and new."""
-        rows = [photo.features for photo in self.store.photos(name)] + [item.features for item in fresh]
-        views = None if any(len(own) == 1 for own in rows) else torch.stack([own[1:] for own in rows])
-        return torch.stack([own[0] for own in rows]), views
+    def _all_photos(self, name: str, fresh: list[Encoded]) -> Tensor:
+        """Features (n, d) of a known class's photos, old and new."""
+        old = [photo.features[0] for photo in self.store.photos(name)]
+        return torch.stack(old + [item.features for item in fresh])
 
     def _write(self, change: Change, taught: Mapping[str, list[Encoded]], *, new: list[str], base: bool) -> None:
         for name in new:
             change.add_class(name, base)
         for name, items in taught.items():
             for item in items:
-                change.add_photo(name, os.path.basename(item.name), item.digest, item.features, item.thumbnail)
+                change.add_photo(name, os.path.basename(item.name), item.digest, item.features[None], item.thumbnail)
 
     def _commit(
         self,
@@ -402,11 +414,9 @@ def _summary(taught: Mapping[str, list[Encoded]]) -> str:
 
 
 def _session(index: int, first: int, taught: Mapping[str, list[Encoded]]) -> Session:
-    every = [item.features for items in taught.values() for item in items]
+    features = torch.stack([item.features for items in taught.values() for item in items])
     labels = torch.tensor([first + at for at, items in enumerate(taught.values()) for _ in items])
-    rows = torch.stack(every)
-    views = rows[:, 1:] if rows.shape[1] > 1 else None
-    return Session(index, range(first, first + len(taught)), tuple(taught), rows[:, 0], labels, views)
+    return Session(index, range(first, first + len(taught)), tuple(taught), features, labels, None)
 
 
 def _base_session(taught: Mapping[str, list[Encoded]]) -> Session:

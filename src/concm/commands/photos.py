@@ -283,13 +283,9 @@ def export(
     structure
         What the classifier knows now, the second input of that network; by default beside it.
     """
-    if onnx is None and structure is None:
-        raise Misuse("concm export writes --onnx FILE, or --structure FILE, or both")
-    from concm import export as exporting
     from concm.report.text import say
 
-    zoo = access.open(store)
-    for path in exporting.export(zoo, onnx, structure):
+    for path in access.open(store).export(onnx, structure):
         say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 

@@ -24,7 +24,8 @@ from concm.progress import track
 Broken = Literal["refuse", "skip"]
 MAX_PIXELS = 89_000_000
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # refused below, with a sentence
-_VERSION = 2  # of the pixels that decoding gives; raise it when they change
+PIXELS_VERSION = 2
+"""Of the pixels that decoding gives; to be raised when they change."""
 _ELSEWHERE = "; set CONCM_CACHE to a folder elsewhere"
 T = TypeVar("T")
 R = TypeVar("R")
@@ -51,6 +52,7 @@ def decode(data: bytes | Path | Image.Image, side: int) -> NDArray[np.uint8]:
         if isinstance(data, Image.Image):
             return _pixels(data, name, side)
         with Image.open(data if isinstance(data, Path) else io.BytesIO(data)) as image:
+            image.draft("RGB", (2 * side, 2 * side))
             return _pixels(image, name, side)
     except BrokenPicture:
         raise
@@ -61,10 +63,11 @@ def decode(data: bytes | Path | Image.Image, side: int) -> NDArray[np.uint8]:
 def _pixels(image: Image.Image, name: str, side: int) -> NDArray[np.uint8]:
     if image.width * image.height > MAX_PIXELS:
         raise BrokenPicture(name, _TOO_LARGE.format(f"{image.width}×{image.height}"))
+    if not image.width * image.height:
+        raise BrokenPicture(name, "has no pixels")
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":  # a camera's MPO is a photo with a preview behind it
         raise BrokenPicture(name, f"has {frames} frames; save the one that is meant as a picture of its own")
-    image.draft("RGB", (2 * side, 2 * side))
     turn = _TURNS.get(image.getexif().get(0x0112, 1))
     upright = _rgb(image if turn is None else image.transpose(turn))
     return np.asarray(_square(upright, side), dtype=np.uint8)
@@ -159,7 +162,7 @@ def _stored(
     content: str, side: int, work: Callable[[int], NDArray[np.uint8]], count: int, broken: Broken
 ) -> tuple[NDArray[np.uint8], dict[int, str]]:
     """The cache entry of this content, made if it is not there or not whole, and why rows were skipped."""
-    key = hashlib.blake2b(f"{_VERSION}:{side}:{content}".encode(), digest_size=16).hexdigest()
+    key = hashlib.blake2b(f"{PIXELS_VERSION}:{side}:{content}".encode(), digest_size=16).hexdigest()
     folder = cache_folder()
     file, notes = folder / f"{key}.npy", folder / f"{key}.json"
     entry = _read(file, notes)

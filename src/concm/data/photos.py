@@ -55,7 +55,10 @@ def _openable(picture: Picture) -> bytes | Path | Image.Image:
         return picture
     if isinstance(picture, str | os.PathLike):
         return Path(picture)
-    pixels = np.asarray(picture)
+    try:
+        pixels = np.asarray(picture)
+    except ValueError as error:
+        raise BrokenPicture("", "is neither a file, nor an image, nor an array") from error
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[:, :, 0]
     if not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))) or not pixels.size:
@@ -91,11 +94,11 @@ def find(words: Iterable[str | os.PathLike[str]]) -> list[Path]:
     found: dict[Path, None] = {}
     for word in words:
         path = Path(word)
-        if path.is_dir():
+        if os.path.isdir(path):  # unlike Path.is_dir, no name is too long to be asked for
             inside = list(pictures_under(path))
             if not inside:
                 raise ConcmError(f"no pictures in {path}; these are read: {' '.join(sorted(SUFFIXES))}")
-        elif path.exists():
+        elif os.path.exists(path):
             inside = [path]
         else:
             inside = [Path(name) for name in sorted(glob.glob(os.fspath(word), recursive=True)) if Path(name).is_file()]
@@ -126,15 +129,17 @@ def _pictures(value: Any) -> list[Picture]:
         return list(find([value]))
     if isinstance(value, bytes | Image.Image | np.ndarray):
         return [value]
+    if not isinstance(value, Iterable):
+        raise Misuse(f"pictures of a class come as a list, not as {type(value).__name__}")
     return list(value)
 
 
 def _class_folders(root: Path) -> dict[str, Path]:
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise Misuse(f"no folder at {root}; photos of classes come as one folder a class, named after it")
     folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not folders:
         loose = next(pictures_under(root), None)
-        hint = f"; to teach one class, give its name and then its photos: {root.name} {root}" if loose else ""
+        hint = f"; to teach one class, give its name and then its photos: {root.resolve().name} {root}" if loose else ""
         raise ConcmError(f"no class folders in {root}: it should hold one folder a class, with its photos inside{hint}")
     return {folder.name: folder for folder in folders}

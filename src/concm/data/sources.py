@@ -150,7 +150,7 @@ def _class_folders(root: Path) -> Pictures:
 def pictures_under(folder: Path) -> Iterator[Path]:
     """All picture files in and below a folder, in order; hidden ones are left alone."""
     for at, folders, names in os.walk(folder):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith("."):
                 yield Path(at, name)

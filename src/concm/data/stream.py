@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from concm.backbones.encoder import Encoder
-from concm.data.images import BrokenPicture, cache_folder, in_threads
+from concm.data.images import PIXELS_VERSION, BrokenPicture, cache_folder, in_threads
 from concm.data.photos import Photo, Picture, called
 
 BATCH = 32
@@ -25,7 +25,7 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Encoded:
-    """What is kept of a photo: an identity, a small JPEG, and features (1 + views, d)."""
+    """What is kept of a photo: an identity, a small JPEG, and its features (d,)."""
 
     name: str
     digest: str
@@ -33,51 +33,60 @@ class Encoded:
     features: Tensor
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A photo that is still to be encoded, and the key under which to remember it."""
+
+    photo: Photo
+    key: bytes | None
+
+
 def encoded(
-    encoder: Encoder, pictures: Sequence[Picture], *, views: int = 0, remember: bool = False, title: str = "photos"
+    encoder: Encoder, pictures: Sequence[Picture], *, remember: bool = False, title: str = "photos"
 ) -> Iterator[Encoded | BrokenPicture]:
     """Each picture's features in order, or why it has none; `remember` spares files that were encoded before."""
-    cache = FeatureCache(encoder, views) if remember else None
+    cache = FeatureCache(encoder) if remember else None
 
-    def read(item: tuple[int, Picture]) -> Photo | Encoded | BrokenPicture:
+    def read(item: tuple[int, Picture]) -> _Waiting | Encoded | BrokenPicture:
         number, picture = item
         name = called(picture, number)
+        if cache is not None and isinstance(picture, str | os.PathLike):
+            with suppress(OSError):
+                picture = Path(picture).read_bytes()
+        key = cache.key(picture) if cache is not None and isinstance(picture, bytes) else None
         try:
-            known = cache.get(picture, name) if cache else None
-            return known or Photo.read(picture, encoder.transform.resize, name)
+            known = cache.get(key, name) if cache is not None and key is not None else None
+            return known or _Waiting(Photo.read(picture, encoder.transform.resize, name), key)
         except BrokenPicture as error:
             return error
 
-    pile: list[tuple[Picture, Photo | Encoded | BrokenPicture]] = []
-    items = list(enumerate(pictures))
-    for picture, item in zip(pictures, in_threads(read, items, title), strict=True):
-        pile.append((picture, item))
-        if len(pile) == BATCH:
-            yield from _developed(encoder, pile, views, cache)
-            pile = []
-    yield from _developed(encoder, pile, views, cache)
+    pile: list[_Waiting | Encoded | BrokenPicture] = []
+    try:
+        for item in in_threads(read, list(enumerate(pictures)), title):
+            pile.append(item)
+            if len(pile) == BATCH:
+                yield from _developed(encoder, pile, cache)
+                pile = []
+        yield from _developed(encoder, pile, cache)
+    finally:
+        if cache is not None:
+            cache.close()
 
 
 def _developed(
-    encoder: Encoder,
-    pile: list[tuple[Picture, Photo | Encoded | BrokenPicture]],
-    views: int,
-    cache: FeatureCache | None,
-) -> Iterator[Encoded | BrokenPicture]:
+    encoder: Encoder, pile: list[_Waiting | Encoded | BrokenPicture], cache: FeatureCache | None
+) -> list[Encoded | BrokenPicture]:
     """The pile with its photos encoded, all of them at once."""
-    photos = [item for _, item in pile if isinstance(item, Photo)]
+    waiting = [item for item in pile if isinstance(item, _Waiting)]
     done: dict[int, Encoded] = {}
-    if photos:
-        pixels = torch.from_numpy(np.stack([photo.pixels for photo in photos])).to(encoder.device)
-        features = encoder(pixels)[:, None]
-        if views:
-            features = torch.cat([features, encoder.views(pixels, [photo.digest for photo in photos], views)], 1)
-        for photo, own in zip(photos, features, strict=True):
-            done[id(photo)] = Encoded(photo.name, photo.digest, photo.thumbnail(), own)
-    if cache:
-        cache.put([(picture, done[id(item)]) for picture, item in pile if isinstance(item, Photo)])
-    for _, item in pile:
-        yield done[id(item)] if isinstance(item, Photo) else item
+    if waiting:
+        pixels = torch.from_numpy(np.stack([item.photo.pixels for item in waiting])).to(encoder.device)
+        features = encoder(pixels).clone()  # such that one can learn from them: the encoder's own are for inference
+        for item, own in zip(waiting, features, strict=True):
+            done[id(item)] = Encoded(item.photo.name, item.photo.digest, item.photo.thumbnail(), own)
+    if cache is not None:
+        cache.put([(item.key, done[id(item)]) for item in waiting if item.key is not None])
+    return [done[id(item)] if isinstance(item, _Waiting) else item for item in pile]
 
 
 class FeatureCache:
@@ -86,50 +95,59 @@ class FeatureCache:
     Only a convenience: where it cannot be read or written, photos are simply encoded again.
     """
 
-    def __init__(self, encoder: Encoder, views: int) -> None:
-        self._of = hashlib.blake2b(json.dumps([encoder.identity, views]).encode(), digest_size=16).digest()
+    def __init__(self, encoder: Encoder) -> None:
+        about = [encoder.identity, encoder.device.type, PIXELS_VERSION]
+        self._of = hashlib.blake2b(json.dumps(about).encode(), digest_size=16).digest()
         self._mutex = threading.Lock()
         self._db: sqlite3.Connection | None = None
-        with suppress(sqlite3.Error, OSError):
-            cache_folder().mkdir(parents=True, exist_ok=True)
-            db = sqlite3.connect(cache_folder() / "features.db", isolation_level=None, check_same_thread=False)
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute(
-                "CREATE TABLE IF NOT EXISTS photos (key BLOB PRIMARY KEY, digest TEXT, thumbnail BLOB, rows INTEGER,"
-                " features BLOB) WITHOUT ROWID"
-            )
-            self._db = db
+        file = cache_folder() / "features.db"
+        for _ in range(2):
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                self._db = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute(
+                    "CREATE TABLE IF NOT EXISTS photos (key BLOB PRIMARY KEY, digest TEXT, thumbnail BLOB,"
+                    " features BLOB) WITHOUT ROWID"
+                )
+                return
+            except (sqlite3.Error, OSError) as error:
+                self.close()
+                if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_NOTADB:
+                    return
+                with suppress(OSError):
+                    file.unlink()
 
-    def _key(self, picture: Picture) -> bytes | None:
-        """Of files and encoded bytes alone: nothing else has a content that can be named quickly."""
-        if isinstance(picture, str | os.PathLike):
-            with suppress(OSError):
-                picture = Path(picture).read_bytes()
-        return hashlib.blake2b(self._of + picture, digest_size=16).digest() if isinstance(picture, bytes) else None
+    def key(self, content: bytes) -> bytes:
+        """Of a file with this content, seen by this encoder."""
+        return hashlib.blake2b(self._of + content, digest_size=16).digest()
 
-    def get(self, picture: Picture, name: str) -> Encoded | None:
-        """What is remembered of this content."""
-        key = self._key(picture)
-        if self._db is None or key is None:
-            return None
-        with suppress(sqlite3.Error), self._mutex:
-            row = self._db.execute(
-                "SELECT digest, thumbnail, rows, features FROM photos WHERE key = ?", (key,)
-            ).fetchone()
-            if row is not None:
-                features = torch.frombuffer(bytearray(row[3]), dtype=torch.float32).reshape(row[2], -1)
-                return Encoded(name, row[0], row[1], features)
+    def get(self, key: bytes, name: str) -> Encoded | None:
+        """What is remembered under this key."""
+        with self._mutex, suppress(sqlite3.Error, ValueError, TypeError):
+            if self._db is not None:
+                row = self._db.execute(
+                    "SELECT digest, thumbnail, features FROM photos WHERE key = ?", (key,)
+                ).fetchone()
+                if row is not None and row[2]:
+                    return Encoded(name, row[0], row[1], torch.frombuffer(bytearray(row[2]), dtype=torch.float32))
         return None
 
-    def put(self, photos: list[tuple[Picture, Encoded]]) -> None:
+    def put(self, photos: list[tuple[bytes, Encoded]]) -> None:
         """Remember them."""
-        rows = [
-            (key, photo.digest, photo.thumbnail, len(photo.features), photo.features.numpy().tobytes())
-            for picture, photo in photos
-            if (key := self._key(picture)) is not None
-        ]
-        if self._db is not None and rows:
-            with suppress(sqlite3.Error), self._mutex:
-                self._db.execute("BEGIN")
-                self._db.executemany("INSERT OR REPLACE INTO photos VALUES (?, ?, ?, ?, ?)", rows)
-                self._db.execute("COMMIT")
+        rows = [(key, own.digest, own.thumbnail, own.features.numpy().tobytes()) for key, own in photos]
+        with self._mutex, suppress(sqlite3.Error):
+            if self._db is not None and rows:
+                try:
+                    self._db.execute("BEGIN IMMEDIATE")
+                    self._db.executemany("INSERT OR REPLACE INTO photos VALUES (?, ?, ?, ?)", rows)
+                    self._db.execute("COMMIT")
+                finally:
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._db is not None:
+            self._db.close()
+            self._db = None

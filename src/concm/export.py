@@ -1,0 +1,119 @@
+"""Export: one ONNX network that stays, and a structure file that is all it needs to know of the classes.
+
+The network takes pictures and the tensors of a structure file, whose number of classes is free: after learning, only
+the structure is written anew.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from concm.backbones.encoder import Encoder
+from concm.concm import ConCM
+from concm.confidence import Confidence
+from concm.errors import Misuse
+from concm.files import replacing, save_tensors
+from concm.head import Head
+
+KIND = "concm-structure-1"
+RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
+HEAD = ("inner_weight", "inner_bias", "outer_weight", "outer_bias", "structure", "prototypes", "bias", "share")
+OUTPUTS = ("probabilities", "familiarity")
+
+
+def tensors(engine: ConCM, confidence: Confidence) -> dict[str, Tensor]:
+    """What a structure file holds: the network's inputs beside the pictures."""
+    head = {name: getattr(engine.head, name).cpu().contiguous() for name in HEAD}
+    temperature = confidence.usual.temperature
+    return {**head, "centre": confidence.centre, "width": confidence.width, "temperature": temperature}
+
+
+def about(engine: ConCM, confidence: Confidence, version: int) -> dict[str, Any]:
+    """What the outputs mean: labels in order, and the familiarity below which a picture is unknown, by rate."""
+    thresholds = {f"{rate:g}": max(confidence.threshold(rate), -1e30) for rate in RATES}
+    return {"labels": engine.names, "base": engine.memory.base, "version": version, "unknown_below": thresholds}
+
+
+def write_structure(path: Path, engine: ConCM, confidence: Confidence, version: int) -> None:
+    """The structure file of what is known now."""
+    save_tensors(path, KIND, tensors(engine, confidence), about(engine, confidence, version))
+
+
+def write_onnx(path: Path, encoder: Encoder, engine: ConCM, confidence: Confidence, version: int) -> None:
+    """The network, with today's labels in its metadata."""
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise Misuse('writing ONNX needs more packages: pip install "concm[onnx]"') from error
+    inputs = tensors(engine, confidence)
+    side = encoder.transform.resize
+    pixels = torch.zeros(2, side, side, 3, dtype=torch.uint8)
+    classes, width, batch = (torch.export.Dim(name, min=2) for name in ("classes", "width", "batch"))
+    free: dict[str, dict[int, Any]] = {
+        "outer_weight": {0: width},
+        "outer_bias": {0: width},
+        "structure": {0: classes, 1: width},
+        **{name: {0: classes} for name in ("prototypes", "bias", "centre", "width")},
+    }
+    device = encoder.device
+    network = _Whole(encoder, engine.head.metric).cpu()
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                network,
+                (pixels, *inputs.values()),
+                dynamo=True,
+                dynamic_shapes={"pixels": {0: batch}, "known": tuple(free.get(name, {}) for name in inputs)},
+                input_names=["pixels", *inputs],
+                output_names=list(OUTPUTS),
+                verbose=False,
+            )
+    finally:
+        encoder.to(device)
+    assert program is not None
+    meta = {**about(engine, confidence, version), "transform": asdict(encoder.transform), "backbone": encoder.name}
+    program.model.metadata_props.update({name: json.dumps(value) for name, value in meta.items()})
+    with replacing(path) as draft:
+        program.save(draft)
+
+
+class _Whole(nn.Module):
+    """Pictures (n, side, side, 3) of bytes to probabilities (n, classes) and familiarity (n,)."""
+
+    def __init__(self, encoder: Encoder, metric: Tensor | None) -> None:
+        super().__init__()
+        self.network, self.transform = encoder.network, encoder.transform
+        self.metric = None if metric is None else nn.Buffer(metric)
+
+    def forward(self, pixels: Tensor, *known: Tensor) -> tuple[Tensor, Tensor]:
+        """The same as the classifier does."""
+        *head, centre, width, temperature = known
+        scores = Head(self.metric, *head)(self.network(self.transform.centre(pixels)))
+        best = scores.max(1)
+        familiarity = (best.values - centre[best.indices]) / width[best.indices]
+        return (scores / temperature).softmax(1), familiarity
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter speaks of packages that it does without, and of names of axes."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -81,7 +81,7 @@ def features_of(results) -> torch.Tensor:
 
 
 def assert_features(results, encoder: Encoder, *seeds: int) -> None:
-    torch.testing.assert_close(features_of(results)[:, 0], direct(encoder, *seeds))
+    torch.testing.assert_close(features_of(results), direct(encoder, *seeds))
 
 
 # in order
@@ -99,7 +99,7 @@ def test_results_keep_the_order_with_broken_ones_in_between(encoder, monkeypatch
             assert str(result).startswith(f"picture {at + 1} cannot be read")
         else:
             assert result.name == f"picture {at + 1}"
-            torch.testing.assert_close(result.features, direct(encoder, at))
+            torch.testing.assert_close(result.features[None], direct(encoder, at))
 
 
 def test_more_pictures_than_are_decoded_ahead_keep_their_order(encoder, monkeypatch):
@@ -120,7 +120,7 @@ def test_the_network_is_shown_whole_batches_and_no_more_than_was_asked_for(encod
 
 def test_no_pictures_are_no_results(encoder, cache):
     assert list(encoded(encoder, [])) == []
-    assert list(encoded(encoder, [], views=2, remember=True)) == []
+    assert list(encoded(encoder, [], remember=True)) == []
     assert shown(encoder) == 0
 
 
@@ -141,80 +141,28 @@ def test_pictures_are_brought_to_the_size_of_the_backbone(encoder):
     big = noise(0, 50, 90)
     (result,) = encoded(encoder, [big])
     pixels = np.stack([Photo.read(big, SIDE, "").pixels])
-    torch.testing.assert_close(result.features, encoder(torch.from_numpy(pixels)))
+    torch.testing.assert_close(result.features[None], encoder(torch.from_numpy(pixels)))
 
 
 def test_mirroring_is_the_encoders(encoder):
     both = replace(encoder, mirror=True)
     results = list(encoded(both, [picture(0), picture(1)]))
     assert_features(results, both, 0, 1)
-    assert not torch.allclose(features_of(results)[:, 0], direct(encoder, 0, 1))
+    assert not torch.allclose(features_of(results), direct(encoder, 0, 1))
 
 
-@pytest.mark.parametrize("views", [0, 2])
-def test_one_can_learn_from_the_features(encoder, views):
-    (result,) = encoded(encoder, [picture(0)], views=views)
+def test_one_can_learn_from_the_features(encoder):
+    (result,) = encoded(encoder, [picture(0)])
     weights = torch.ones(4, requires_grad=True)
     (result.features @ weights).sum().backward()
-    torch.testing.assert_close(weights.grad, result.features.sum(0))
-
-
-# views
-
-
-@pytest.mark.parametrize("views", [0, 1, 5])
-def test_features_are_the_picture_itself_and_then_its_views(encoder, views):
-    results = list(encoded(encoder, [picture(0), picture(1)], views=views))
-    assert features_of(results).shape == (2, 1 + views, 4)
-    assert features_of(results).dtype == torch.float32
-    assert shown(encoder) == 2 * (1 + views)
-    assert_features(results, encoder, 0, 1)
-    for seed, result in enumerate(results):
-        pixels = torch.from_numpy(np.stack([picture(seed)]))
-        expected = [encoder.views(pixels, [result.digest], views)[0]] if views else []
-        torch.testing.assert_close(result.features, torch.cat([direct(encoder, seed), *expected]))
-        assert all(not torch.allclose(view, result.features[0]) for view in result.features[1:])
-
-
-def test_views_depend_on_the_content_and_not_on_neighbours_order_or_name(encoder, tmp_path, monkeypatch):
-    (file,) = write(tmp_path, 3)
-    (alone,) = encoded(encoder, [picture(3)], views=4)
-    shutil.copy(file, tmp_path / "other name.png")
-    monkeypatch.setattr(stream, "BATCH", 2)
-    for among in (
-        [picture(0), picture(1), picture(3)],
-        [picture(2), b"broken", file],
-        [tmp_path / "other name.png"],
-        [picture(3).astype(np.float32) / 255, picture(0)],
-    ):
-        (same,) = [
-            result
-            for result in encoded(encoder, among, views=4)
-            if isinstance(result, Encoded) and result.digest == alone.digest
-        ]
-        torch.testing.assert_close(same.features, alone.features)
-
-
-def test_other_content_is_viewed_otherwise(encoder):
-    same = np.full((SIDE, SIDE, 3), 100, np.uint8)
-    same[:, : SIDE // 2] = 200
-    slightly = same.copy()
-    slightly[0, 0] = 99  # in a corner that only views see
-    one, other = encoded(encoder, [same, slightly], views=4)
-    assert (one.features[0] - other.features[0]).abs().max() < 1e-6
-    assert (one.features[1:] - other.features[1:]).abs().max() > 0.01
-
-
-def test_more_views_begin_with_the_fewer(encoder):
-    (few,), (many,) = (list(encoded(encoder, [picture(0)], views=views)) for views in (2, 5))
-    torch.testing.assert_close(many.features[:3], few.features)
+    torch.testing.assert_close(weights.grad, result.features)
 
 
 # remembering
 
 
-def remembered(encoder: Encoder, pictures, views: int = 0) -> list:
-    return list(encoded(encoder, pictures, views=views, remember=True))
+def remembered(encoder: Encoder, pictures) -> list:
+    return list(encoded(encoder, pictures, remember=True))
 
 
 def assert_same(results, others) -> None:
@@ -223,16 +171,15 @@ def assert_same(results, others) -> None:
         assert torch.equal(result.features, other.features)
 
 
-@pytest.mark.parametrize("views", [0, 3])
-def test_the_second_time_the_network_is_not_called(encoder, tmp_path, cache, views):
+def test_the_second_time_the_network_is_not_called(encoder, tmp_path, cache):
     paths = write(tmp_path / "data", *range(5))
-    first = remembered(encoder, paths, views)
-    assert shown(encoder) == 5 * (1 + views)
+    first = remembered(encoder, paths)
+    assert shown(encoder) == 5
     same = make_encoder()
-    again = remembered(same, paths[::-1], views)
+    again = remembered(same, paths[::-1])
     assert shown(same) == 0
     assert_same(again, first[::-1])
-    assert [result.features.shape for result in again] == [(1 + views, 4)] * 5
+    assert [result.features.shape for result in again] == [(4,)] * 5
 
 
 def test_only_what_is_new_is_encoded(encoder, tmp_path, cache):
@@ -279,13 +226,6 @@ def test_another_backbone_remembers_for_itself(encoder, tmp_path, cache, change)
     assert_same(remembered(other, paths), found)
     assert_same(remembered(encoder, paths), first)
     assert shown(other) == shown(encoder) == 0
-
-
-def test_another_number_of_views_is_encoded_for_itself(encoder, tmp_path, cache):
-    paths = write(tmp_path / "data", 0, 1)
-    for views in (0, 3, 1):
-        assert features_of(remembered(encoder, paths, views)).shape == (2, 1 + views, 4)
-        assert shown(encoder) == 2 * (1 + views)
 
 
 def test_a_changed_file_is_encoded_anew(encoder, tmp_path, cache):
@@ -449,7 +389,6 @@ HARM = {
     "odd features": rows("features = x'0000803f00'"),
     "no features": rows("features = x''"),
     "lost features": rows("features = NULL"),
-    "rows that do not fit": rows("rows = 3"),
 }
 
 

@@ -92,8 +92,8 @@ class Classifier:
         self._store = Store.open(self.path) if Store.exists(self.path) else None
         if self._store is None:
             Store.refuse_foreign(self.path)
-        elif backbone is not None and self._encoder.identity != self._store.meta["encoder"]:
-            raise Misuse(f"the store at {self.path} was made with {self._store.meta['backbone']}, not with {backbone}")
+        elif backbone is not None:
+            _ = self._encoder  # refuses another backbone than the store's
         self._cached: _Known | None = None
         self.remarks: list[str] = []
 
@@ -289,8 +289,11 @@ class Classifier:
             own = self.path / "backbone.safetensors"
             reference = str(own) if own.exists() else reference
         encoder = encoders.load(reference, natural(224)).to(torch.device(self.device))
-        if self._store is not None and encoder.identity["weights"] != self._store.meta["encoder"]["weights"]:
-            raise ConcmError(f"{reference} has not the weights that the store at {self.path} was made with")
+        if self._store is not None and encoder.weights != (made := self._store.meta["encoder"])["weights"]:
+            raise Misuse(
+                f"the store at {self.path} was made with {made['name']} of weights {made['weights']}; {reference} has "
+                f"weights {encoder.weights}"
+            )
         return encoder
 
     def _meta(self) -> dict[str, Any]:

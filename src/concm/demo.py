@@ -35,7 +35,7 @@ def groceries(out: Path, *, seed: int = 0, device: Literal["auto", "cpu", "cuda"
     zoo = _new(out / "shop", device)
     say(f"fit: {BASE} classes, {sum(len(taught[name]) for name in names[:BASE])} photos")
     zoo.fit({name: taught[name] for name in names[:BASE]})
-    rows = [_row("fit", zoo, asked)]
+    rows = [_row("fit", time.perf_counter() - begun, zoo, asked)]
     told = [
         Chapter(
             "The shop knows apples and pears",
@@ -52,8 +52,9 @@ def groceries(out: Path, *, seed: int = 0, device: Literal["auto", "cpu", "cuda"
     for number, lesson in enumerate(lessons, 1):
         shots = {name: [taught[name][at] for at in random.permutation(len(taught[name]))[:SHOTS]] for name in lesson}
         say(f"learn: {_listed(lesson)}, {SHOTS} photos each")
+        since = time.perf_counter()
         zoo.learn(shots)
-        rows.append(_row(f"learn {_listed(lesson)}", zoo, asked))
+        rows.append(_row(f"learn {_listed(lesson)}", time.perf_counter() - since, zoo, asked))
         cards = tuple(Shown(thumbnail(photo), truth=name) for name in lesson for photo in shots[name])
         told.append(
             Chapter(
@@ -102,14 +103,13 @@ def _answers(zoo: Classifier, asked: Photos, names: Iterable[str], random: np.ra
     return tuple(shown)
 
 
-def _row(step: str, zoo: Classifier, asked: Photos) -> tuple[str, ...]:
+def _row(step: str, seconds: float, zoo: Classifier, asked: Photos) -> tuple[str, ...]:
     """A line of the table; also said at once."""
-    begun = time.perf_counter()
     result: Evaluation = zoo.evaluate(asked)
     cells = [result.acc, result.acc_base, result.acc_novel, result.false_accept]
     texts = [f"{value:.1f} %" if value is not None else "–" for value in cells]
     say(f"  accuracy {texts[0]}: base {texts[1]}, later {texts[2]}; strangers given a label {texts[3]}")
-    return (step, str(result.classes), *texts, f"{time.perf_counter() - begun:.1f}")
+    return (step, str(result.classes), *texts, f"{seconds:.1f}")
 
 
 def _listed(names: list[str]) -> str:

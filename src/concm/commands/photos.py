@@ -69,7 +69,7 @@ def fit(
     json
         Print what was done as JSON.
     """
-    begun, zoo = time.perf_counter(), access.open(store, backbone, seed)
+    zoo, begun = access.open(store, backbone, seed), time.perf_counter()
     zoo.fit(photos, broken=broken)
     _told(zoo, begun, json)
 
@@ -98,7 +98,7 @@ def learn(
     json
         Print what was done as JSON.
     """
-    begun, zoo = time.perf_counter(), access.open(store)
+    zoo, begun = access.open(store), time.perf_counter()
     if images:
         from concm.data.photos import find
 
@@ -203,7 +203,7 @@ def forget(store: Path, name: str, /, *, json: bool = False, access: Access = Ac
     json
         Print what was done as JSON.
     """
-    begun, zoo = time.perf_counter(), access.open(store)
+    zoo, begun = access.open(store), time.perf_counter()
     zoo.forget(name)
     _told(zoo, begun, json)
 

@@ -348,7 +348,7 @@ class Classifier:
 
     def _refuse(self, sentence: str, broken: Broken) -> None:
         if broken == "refuse":
-            raise ConcmError(f"{sentence}; remove it, or skip such files (broken: skip)")
+            raise ConcmError(f"{sentence}; remove it, or add --broken skip")
         self.remarks.append(f"skipped: {sentence}")
 
     def _all_photos(self, name: str, fresh: list[Encoded]) -> Tensor:

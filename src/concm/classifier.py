@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -28,15 +28,14 @@ from concm.backbones import encoder as encoders
 from concm.backbones.encoder import Encoder
 from concm.concm import ConCM
 from concm.confidence import Confidence
-from concm.data.extract import statistics
 from concm.data.images import Broken, BrokenPicture
+from concm.data.lesson import Lesson
 from concm.data.photos import UNKNOWN, Picture, by_class, find
 from concm.data.scenarios import natural
-from concm.data.sessions import Session
-from concm.data.stream import Encoded, encoded
+from concm.data.stream import encoded
 from concm.errors import ConcmError, Misuse
-from concm.evaluation import photos as evaluations
 from concm.evaluation.photos import Evaluation
+from concm.evaluation.photos import evaluate as measure
 from concm.rehearsal import rehearse
 from concm.settings import Settings
 from concm.store import Change, ClassRow, Store, VersionRow
@@ -142,8 +141,8 @@ class Classifier:
         groups = by_class(photos)
         if len(groups) < 2:
             raise Misuse(f"fit needs two classes or more, and there is only {next(iter(groups))!r}")
-        taught = self._encoded(groups, broken=broken, remember=True)
-        base = _base_session(taught)
+        lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True)
+        base = lesson.base_session()
         unseen = self._encoder.meta.get("recipe") is None
         plan = rehearse(base, settings, unseen=unseen, seed=self.seed, device=self.device)
         engine = ConCM(plan.settings, seed=self.seed, device=self.device)
@@ -155,29 +154,28 @@ class Classifier:
         with self._store.writing(self._waiting, self._wait) as change:
             if self._store.version:
                 raise ConcmError(f"the store at {self.path} was fitted by another process meanwhile")
-            self._write(change, taught, new=list(taught), base=True)
-            self._commit(change, "fit", taught, engine, Confidence.of(engine, plan.usual), first=True)
-        self.remarks += plan.remarks + engine.remarks
+            self._write(change, lesson, new=list(lesson.photos), base=True)
+            self._commit(change, "fit", str(lesson), engine, Confidence.of(engine, plan.usual), first=True)
+        self.remarks = lesson.remarks + plan.remarks + engine.remarks
         return self
 
     def learn(self, photos: Given, *, broken: Broken = "refuse") -> Classifier:
         """Learn new classes, and improve known ones for which there are more photos now: one session, one version."""
         store = self.store
-        taught = self._encoded(by_class(photos), broken=broken)
+        lesson = Lesson.of(self._encoder, by_class(photos), broken=broken)
         with store.writing(self._waiting, self._wait) as change:
             known = self._load()
-            taught = self._unless_known(taught, change, broken)
-            engine, names = known.engine, known.engine.names
-            new = [name for name in taught if name not in names]
-            said = len(engine.remarks)
-            more = {names.index(name): (self._all_photos(name, taught[name]), None) for name in taught if name in names}
+            lesson = lesson.unless(change.has_photo, broken)
+            engine, names, said = known.engine, known.engine.names, len(known.engine.remarks)
+            new = [name for name in lesson.photos if name not in names]
+            more = {names.index(name): self._all_photos(name, lesson) for name in lesson.photos if name in names}
             if more:
-                engine.revise(more)
+                engine.revise({label: (features, None) for label, features in more.items()})
             if new:
-                engine.learn(_session(len(store.history()), len(names), {name: taught[name] for name in new}))
-            self._write(change, taught, new=new, base=False)
-            self._commit(change, "learn", taught, engine, known.confidence.renewed(engine))
-        self.remarks += engine.remarks[said:]
+                engine.learn(lesson.only(new).session(len(store.history()), len(names)))
+            self._write(change, lesson, new=new, base=False)
+            self._commit(change, "learn", str(lesson), engine, known.confidence.renewed(engine))
+        self.remarks = lesson.remarks + engine.remarks[said:]
         return self
 
     def forget(self, name: str) -> Classifier:
@@ -209,8 +207,7 @@ class Classifier:
         self, pictures: Sequence[Picture], *, unknown_rate: float = UNKNOWN_RATE, top: int = 5
     ) -> Iterator[Prediction | BrokenPicture]:
         """The same as they come, always by the newest version; what cannot be read is passed on as its error."""
-        if not 0 <= unknown_rate < 1:
-            raise Misuse(f"the unknown rate is a share of photos, at least 0 and below 1, not {unknown_rate}")
+        _check_rate(unknown_rate)
         if top < 1:
             raise Misuse(f"at least one guess must be asked for, not {top}")
         self._known()
@@ -244,22 +241,20 @@ class Classifier:
         scores = known.engine.scores(torch.stack([item.features for item in items])).cpu()
         return known.confidence.probabilities(scores).numpy()
 
-    def evaluate(
-        self, photos: Given, *, unknown_rate: float = UNKNOWN_RATE, broken: Broken = "refuse", keep: bool = True
-    ) -> Evaluation:
+    def evaluate(self, photos: Given, *, unknown_rate: float = UNKNOWN_RATE, broken: Broken = "refuse") -> Evaluation:
         """How well it does on labelled photos; those of classes that it does not know should be called unknown."""
-        groups = by_class(photos)
-        found = self._encoded(groups, broken=broken, remember=True, distinct=False)
+        _check_rate(unknown_rate)
+        lesson = Lesson.of(self._encoder, by_class(photos), broken=broken, remember=True, distinct=False)
         known = self._known()
-        features = torch.stack([item.features for items in found.values() for item in items])
-        truth = [name for name, items in found.items() for _ in items]
-        scores = known.engine.scores(features).cpu()
-        result = evaluations.evaluate(
-            scores, truth, known.engine.names, known.engine.memory.base, known.confidence, unknown_rate, known.version
-        )
-        if keep:
-            source = "photos in memory" if isinstance(photos, Mapping) else os.fspath(photos)
-            self.store.keep_evaluation(known.version, source, result.to_json())
+        names, base = known.engine.names, known.engine.memory.base
+        scores = known.engine.scores(lesson.features).cpu()
+        result = measure(scores, lesson.truth, names, base, known.confidence, unknown_rate, known.version)
+        source = "photos in memory" if isinstance(photos, Mapping) else os.fspath(photos)
+        self.remarks = lesson.remarks
+        try:
+            self.store.keep_evaluation(known.version, source, result.to_json(), self._waiting, self._wait)
+        except ConcmError as error:  # the figures are what was asked for
+            self.remarks = [*self.remarks, f"the figures were not kept: {error}"]
         return result
 
     def export(
@@ -301,81 +296,24 @@ class Classifier:
         identity = {"backbone": encoder.name, "encoder": encoder.identity}
         return {**identity, "seed": self.seed, "concm": __version__}
 
-    def _encoded(
-        self,
-        groups: Mapping[str, list[Picture]],
-        *,
-        broken: Broken,
-        remember: bool = False,
-        distinct: bool = True,
-    ) -> dict[str, list[Encoded]]:
-        """Features of all pictures by class; refused, or skipped with a remark: what is broken or there twice."""
-        self.remarks = []
-        every = [(name, picture) for name, pictures in groups.items() for picture in pictures]
-        items = encoded(self._encoder, [p for _, p in every], remember=remember, title="reading photos")
-        found: dict[str, list[Encoded]] = {name: [] for name in groups}
-        seen: dict[str, tuple[str, str]] = {}
-        for (name, _), item in zip(every, items, strict=True):
-            if isinstance(item, BrokenPicture):
-                self._refuse(str(item), broken)
-            elif distinct and item.digest in seen:
-                other, photo = seen[item.digest]
-                if other != name:
-                    raise Misuse(f"{item.name} ({name}) and {photo} ({other}) are the same picture: which is it?")
-                self._refuse(f"{item.name} is the same picture as {photo}", broken)
-            else:
-                seen[item.digest] = (name, item.name)
-                found[name].append(item)
-        _refuse_empty(found)
-        return found
-
-    def _unless_known(
-        self, taught: dict[str, list[Encoded]], change: Change, broken: Broken
-    ) -> dict[str, list[Encoded]]:
-        """Without the photos that the store has already."""
-        fresh: dict[str, list[Encoded]] = {name: [] for name in taught}
-        for name, items in taught.items():
-            for item in items:
-                owner = change.has_photo(item.digest)
-                if owner is not None and owner != name:
-                    raise Misuse(f"{item.name} ({name}) is already known as a photo of {owner!r}: which is it?")
-                if owner is not None:
-                    self._refuse(f"{item.name} is already among the photos of {name!r}", broken)
-                else:
-                    fresh[name].append(item)
-        _refuse_empty(fresh)
-        return fresh
-
-    def _refuse(self, sentence: str, broken: Broken) -> None:
-        if broken == "refuse":
-            raise ConcmError(f"{sentence}; remove it, or add --broken skip")
-        self.remarks.append(f"skipped: {sentence}")
-
-    def _all_photos(self, name: str, fresh: list[Encoded]) -> Tensor:
+    def _all_photos(self, name: str, lesson: Lesson) -> Tensor:
         """Features (n, d) of a known class's photos, old and new."""
         old = [photo.features[0] for photo in self.store.photos(name)]
-        return torch.stack(old + [item.features for item in fresh])
+        return torch.stack(old + [item.features for item in lesson.photos[name]])
 
-    def _write(self, change: Change, taught: Mapping[str, list[Encoded]], *, new: list[str], base: bool) -> None:
+    def _write(self, change: Change, lesson: Lesson, *, new: list[str], base: bool) -> None:
         for name in new:
             change.add_class(name, base)
-        for name, items in taught.items():
+        for name, items in lesson.photos.items():
             for item in items:
                 change.add_photo(name, os.path.basename(item.name), item.digest, item.features[None], item.thumbnail)
 
     def _commit(
-        self,
-        change: Change,
-        action: str,
-        what: str | Mapping[str, list[Encoded]],
-        engine: ConCM,
-        confidence: Confidence,
-        first: bool = False,
+        self, change: Change, action: str, detail: str, engine: ConCM, confidence: Confidence, first: bool = False
     ) -> None:
         tensors = {f"engine.{name}": value for name, value in engine.state_dict().items()}
         tensors |= {f"confidence.{name}": value for name, value in confidence.tensors().items()}
         lasting = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_LASTING)}
-        detail = what if isinstance(what, str) else _summary(what)
         state = {"settings": asdict(engine.settings)}
         change.commit(action, detail, tensors, state, lasting=lasting if first else None)
 
@@ -404,28 +342,9 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _refuse_empty(found: Mapping[str, list[Encoded]]) -> None:
-    empty = [name for name, items in found.items() if not items]
-    if empty:
-        raise ConcmError(f"class {empty[0]!r} has no photo left that can be used")
-
-
-def _summary(taught: Mapping[str, list[Encoded]]) -> str:
-    """For the history: which classes, and how many photos of each."""
-    parts = [f"{name} ({len(items)})" for name, items in taught.items()]
-    return ", ".join(parts) if len(parts) <= 5 else f"{', '.join(parts[:4])} and {len(parts) - 4} more"
-
-
-def _session(index: int, first: int, taught: Mapping[str, list[Encoded]]) -> Session:
-    features = torch.stack([item.features for items in taught.values() for item in items])
-    labels = torch.tensor([first + at for at, items in enumerate(taught.values()) for _ in items])
-    return Session(index, range(first, first + len(taught)), tuple(taught), features, labels, None)
-
-
-def _base_session(taught: Mapping[str, list[Encoded]]) -> Session:
-    session = _session(0, 0, taught)
-    mean, std, counts = statistics(session.features, session.labels, len(taught))
-    return replace(session, mean=mean, std=std, counts=counts)
+def _check_rate(rate: float) -> None:
+    if not 0 <= rate < 1:
+        raise Misuse(f"the unknown rate is a share of photos, at least 0 and below 1, not {rate}")
 
 
 def _listed(pictures: Picture | Sequence[Picture]) -> list[Picture]:

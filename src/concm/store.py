@@ -196,9 +196,16 @@ class Store:
             rows = db.execute("SELECT version, created, source, result FROM evaluations ORDER BY rowid")
             return [EvaluationRow(at, created, source, json.loads(found)) for at, created, source, found in rows]
 
-    def keep_evaluation(self, version: int, source: str, result: Mapping[str, Any]) -> None:
+    def keep_evaluation(
+        self,
+        version: int,
+        source: str,
+        result: Mapping[str, Any],
+        waiting: Callable[[], None] | None = None,
+        timeout: float | None = None,
+    ) -> None:
         """Remember how a version did, if it has not been undone meanwhile."""
-        with self._writer() as db:
+        with self._writer(waiting, timeout) as db:
             if db.execute("SELECT 1 FROM versions WHERE version = ?", (version,)).fetchone():
                 row = (version, _now(), source, json.dumps(result))
                 db.execute("INSERT INTO evaluations VALUES (?, ?, ?, ?)", row)

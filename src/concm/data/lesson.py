@@ -1,0 +1,113 @@
+"""A lesson: the photos that are taught in one go, by class, encoded and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from concm.backbones.encoder import Encoder
+from concm.data.extract import statistics
+from concm.data.images import Broken, BrokenPicture
+from concm.data.photos import Picture
+from concm.data.sessions import Session
+from concm.data.stream import Encoded, encoded
+from concm.errors import ConcmError, Misuse
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Photos by class, none empty; `remarks` say what was left out."""
+
+    photos: dict[str, list[Encoded]]
+    remarks: list[str]
+
+    @classmethod
+    def of(
+        cls,
+        encoder: Encoder,
+        groups: Mapping[str, list[Picture]],
+        *,
+        broken: Broken,
+        remember: bool = False,
+        distinct: bool = True,
+    ) -> Lesson:
+        """Features of all pictures; what is broken, or there twice unless it need not be `distinct`, is refused."""
+        every = [(name, picture) for name, pictures in groups.items() for picture in pictures]
+        items = encoded(encoder, [picture for _, picture in every], remember=remember, title="reading photos")
+        found: dict[str, list[Encoded]] = {name: [] for name in groups}
+        remarks: list[str] = []
+        seen: dict[str, tuple[str, str]] = {}
+        for (name, _), item in zip(every, items, strict=True):
+            if isinstance(item, BrokenPicture):
+                remarks.append(_skipped(str(item), broken))
+            elif distinct and item.digest in seen:
+                other, photo = seen[item.digest]
+                if other != name:
+                    raise Misuse(f"{item.name} ({name}) and {photo} ({other}) are the same picture: which is it?")
+                remarks.append(_skipped(f"{item.name} is the same picture as {photo}", broken))
+            else:
+                seen[item.digest] = (name, item.name)
+                found[name].append(item)
+        return cls(_none_empty(found), remarks)
+
+    def unless(self, owner: Callable[[str], str | None], broken: Broken) -> Lesson:
+        """Without photos that some class has already; `owner` says which one has the picture of a digest."""
+        fresh: dict[str, list[Encoded]] = {name: [] for name in self.photos}
+        remarks = list(self.remarks)
+        for name, items in self.photos.items():
+            for item in items:
+                has = owner(item.digest)
+                if has is None:
+                    fresh[name].append(item)
+                elif has == name:
+                    remarks.append(_skipped(f"{item.name} is already among the photos of {name!r}", broken))
+                else:
+                    raise Misuse(f"{item.name} ({name}) is already known as a photo of {has!r}: which is it?")
+        return Lesson(_none_empty(fresh), remarks)
+
+    def only(self, names: Iterable[str]) -> Lesson:
+        """The part about these classes."""
+        return Lesson({name: self.photos[name] for name in names}, [])
+
+    @property
+    def features(self) -> Tensor:
+        """(n, d), class by class."""
+        return torch.stack([item.features for items in self.photos.values() for item in items])
+
+    @property
+    def truth(self) -> list[str]:
+        """The class of each row of `features`."""
+        return [name for name, items in self.photos.items() for _ in items]
+
+    def session(self, index: int, first: int) -> Session:
+        """For the engine; its classes are numbered from `first` on."""
+        labels = torch.tensor([first + at for at, items in enumerate(self.photos.values()) for _ in items])
+        classes = range(first, first + len(self.photos))
+        return Session(index, classes, tuple(self.photos), self.features, labels, None)
+
+    def base_session(self) -> Session:
+        """The same as a base session, with statistics."""
+        session = self.session(0, 0)
+        mean, std, counts = statistics(session.features, session.labels, len(self.photos))
+        return replace(session, mean=mean, std=std, counts=counts)
+
+    def __str__(self) -> str:
+        """For the history: which classes, and how many photos of each."""
+        parts = [f"{name} ({len(items)})" for name, items in self.photos.items()]
+        return ", ".join(parts) if len(parts) <= 5 else f"{', '.join(parts[:4])} and {len(parts) - 4} more"
+
+
+def _skipped(sentence: str, broken: Broken) -> str:
+    if broken == "refuse":
+        raise ConcmError(f"{sentence}; remove it, or add --broken skip")
+    return f"skipped: {sentence}"
+
+
+def _none_empty(found: dict[str, list[Encoded]]) -> dict[str, list[Encoded]]:
+    for name, items in found.items():
+        if not items:
+            raise ConcmError(f"class {name!r} has no photo left that can be used")
+    return found

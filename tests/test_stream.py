@@ -372,7 +372,7 @@ def damaged_within(file: Path) -> None:
 def rows(change: str):
     def harm(file: Path) -> None:
         db = sqlite3.connect(file, isolation_level=None)
-        assert db.execute(f"UPDATE photos SET {change}").rowcount == 2
+        assert db.execute(f"UPDATE encoded SET {change}").rowcount == 2
         db.close()
 
     return harm

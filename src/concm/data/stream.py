@@ -107,7 +107,7 @@ class FeatureCache:
                 self._db = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute(
-                    "CREATE TABLE IF NOT EXISTS photos (key BLOB PRIMARY KEY, digest TEXT, thumbnail BLOB,"
+                    "CREATE TABLE IF NOT EXISTS encoded (key BLOB PRIMARY KEY, digest TEXT, thumbnail BLOB,"
                     " features BLOB) WITHOUT ROWID"
                 )
                 return
@@ -127,7 +127,7 @@ class FeatureCache:
         with self._mutex, suppress(sqlite3.Error, ValueError, TypeError):
             if self._db is not None:
                 row = self._db.execute(
-                    "SELECT digest, thumbnail, features FROM photos WHERE key = ?", (key,)
+                    "SELECT digest, thumbnail, features FROM encoded WHERE key = ?", (key,)
                 ).fetchone()
                 if row is not None and row[2]:
                     return Encoded(name, row[0], row[1], torch.frombuffer(bytearray(row[2]), dtype=torch.float32))
@@ -140,7 +140,7 @@ class FeatureCache:
             if self._db is not None and rows:
                 try:
                     self._db.execute("BEGIN IMMEDIATE")
-                    self._db.executemany("INSERT OR REPLACE INTO photos VALUES (?, ?, ?, ?)", rows)
+                    self._db.executemany("INSERT OR REPLACE INTO encoded VALUES (?, ?, ?, ?)", rows)
                     self._db.execute("COMMIT")
                 finally:
                     if self._db.in_transaction:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from concm.errors import at_least
+from concm.errors import ConcmError, at_least
 from concm.options import Machine
 
 
@@ -93,6 +93,28 @@ def bench(
         report.write_json(json, loaded, rows, draws)
         written.append(json)
     text.say(f"wrote {' and '.join(map(str, written))}; one result file a run in {out}")
+
+
+def conformance(method: str, /) -> None:
+    """Check that a method keeps the contract: what it must do, on small worlds, a line each.
+
+    Parameters
+    ----------
+    method
+        A method (see `concm methods`), with settings if you like, or anybody's class: `my_package.module:MyMethod`.
+    """
+    from concm.evaluation.conformance import run
+    from concm.methods import choose, foreign
+    from concm.report import text
+
+    choice = foreign(method) or choose(method)
+    broken = 0
+    for words, wrong in run(choice):
+        broken += wrong is not None
+        text.say(f"{'ok   ' if wrong is None else 'FAIL '} {words}{'' if wrong is None else f': {wrong}'}")
+    if broken:
+        raise ConcmError(f"{choice.label} breaks the contract: {broken} checks failed")
+    text.say(f"{choice.label} keeps the contract")
 
 
 def methods() -> None:

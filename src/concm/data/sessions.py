@@ -24,7 +24,9 @@ class Session:
     """What one session brings: classes (indices and names), features with labels, and views of the shots.
 
     The base session also has `mean` and `std` (classes, d) and `counts` (classes,) of all its images, of which
-    `features` may be a part. `scenario` names the data, for senses of class names that are settled by hand.
+    `features` may be a part. `scenario` names the data, for senses of class names that are settled by hand. Two things
+    are for methods that declare them: `total`, how many classes there will be, and `pool`, features and labels of all
+    training images of these classes, which no few-shot learner may see.
     """
 
     index: int
@@ -37,6 +39,8 @@ class Session:
     std: Tensor | None = None
     counts: Tensor | None = None
     scenario: str = ""
+    total: int | None = None
+    pool: tuple[Tensor, Tensor] | None = None
 
     def to(self, device: torch.device) -> Session:
         """The same on another device."""
@@ -99,10 +103,14 @@ def sessions(bank: Bank, shots: Shots) -> Iterator[Session]:
     for index in range(scenario.sessions + 1):
         classes = scenario.classes_of(index)
         names = scenario.names[classes.start : classes.stop]
+        about: dict[str, Any] = {"scenario": scenario.name, "total": len(scenario.keys)}
         if index == 0:
             base = bank.base
-            statistics = (bank.mean, bank.std, bank.counts)
-            yield Session(0, classes, names, base.features, base.labels, base.views, *statistics, scenario.name)
+            about |= {"mean": bank.mean, "std": bank.std, "counts": bank.counts, "pool": (base.features, base.labels)}
+            yield Session(0, classes, names, base.features, base.labels, base.views, **about)
         else:
             part = bank.novel.where(torch.tensor([row for label in classes for row in shots[label]]))
-            yield Session(index, classes, names, part.features, part.labels, part.views, scenario=scenario.name)
+            labels = bank.novel.labels
+            every = bank.novel.where((labels >= classes.start) & (labels < classes.stop))
+            about["pool"] = (every.features, every.labels)
+            yield Session(index, classes, names, part.features, part.labels, part.views, **about)

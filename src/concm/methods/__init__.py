@@ -6,14 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from concm.data.scenarios import nearest
 from concm.errors import Misuse
 from concm.methods.variants import vary
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from concm.data.sessions import Session
@@ -31,6 +34,12 @@ class Method(Protocol):
     def scores(self, features: Tensor) -> Tensor:
         """(n, d) → (n, classes seen so far)."""
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that was learned, as tensors."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Inverse of `state_dict`, into a method of the same settings."""
+
     @property
     def memory_bytes(self) -> int:
         """What is kept of the data between sessions."""
@@ -38,6 +47,14 @@ class Method(Protocol):
     @property
     def parameters(self) -> int:
         """Trained weights, without the backbone's."""
+
+
+Group = Literal["control", "shared backbone", "own base session", "updates the backbone", "reference"]
+
+NAMES, VIEWS, TOTAL, POOL = "class names", "views of the shots", "number of classes to come", "all training images"
+"""What a method may need of a session beyond features, labels and statistics of the base classes."""
+EXEMPLARS = "exemplars"
+"""What a method may need to keep: features of single images; how many is said after a colon."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,7 @@ class Entry:
     make: Callable[..., Method]
     settings: type[Any] | None
     needs: tuple[str, ...]
+    group: Group = "shared backbone"
 
 
 @dataclass(frozen=True)
@@ -71,7 +89,13 @@ _registered: dict[str, Entry] = {}
 
 
 def method(
-    name: str, *, title: str, paper: str, settings: type[Any] | None = None, needs: tuple[str, ...] = ()
+    name: str,
+    *,
+    title: str,
+    paper: str,
+    group: Group = "shared backbone",
+    settings: type[Any] | None = None,
+    needs: tuple[str, ...] = (),
 ) -> Callable[[Class], Class]:
     """Register a class under `name`; it takes `seed` and `device`, and `settings` if it has any.
 
@@ -80,7 +104,7 @@ def method(
 
     def register(make: Class) -> Class:
         by_default = () if settings is None else getattr(settings(), "needs", ())
-        _registered[name] = Entry(name, title, paper, make, settings, needs or by_default)
+        _registered[name] = Entry(name, title, paper, make, settings, needs or by_default, group)
         entries.cache_clear()
         return make
 
@@ -89,10 +113,15 @@ def method(
 
 @cache
 def entries() -> dict[str, Entry]:
-    """All methods by name; importing their modules is what registers them."""
+    """All methods by name; importing their modules is what registers them.
+
+    Other packages add theirs with an entry point of the group `concm.methods` that names the module.
+    """
     import_module("concm.concm")
     for module in iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
+    for other in entry_points(group="concm.methods"):
+        other.load()
     return dict(sorted(_registered.items()))
 
 
@@ -106,3 +135,17 @@ def choose(words: str) -> Choice:
         raise Misuse(f"method {name} has no settings, so {changes!r} cannot be set")
     settings = None if entry.settings is None else vary(entry.settings, [word for word in changes.split(",") if word])
     return Choice(words, entry, settings)
+
+
+def foreign(reference: str) -> Choice | None:
+    """Anybody's method by import path, registered or not; None if `reference` is the name of one that is."""
+    module, _, name = reference.partition(":")
+    if module in entries() or not name.isidentifier():
+        return None
+    try:
+        make = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise Misuse(f"cannot import the method {reference!r}: {error}") from error
+    known = next((entry for entry in _registered.values() if entry.make is make), None)
+    entry = known or Entry(reference, name, "", make, None, ())
+    return Choice(reference, entry, entry.settings() if entry.settings else None)

@@ -11,36 +11,25 @@ from torch import Tensor
 
 from concm.data.sessions import Session
 from concm.methods import method
+from concm.methods.learner import Learner, class_means
 
 
-@method("ncm", title="nearest class mean", paper="control")
-class NCM:
+@method("ncm", title="nearest class mean", paper="control", group="control")
+class NCM(Learner):
     """Prototypes only: nothing is trained, nothing is forgotten."""
 
-    def __init__(self, *, seed: int = 0, device: str = "cpu") -> None:
-        self.device = torch.device(device)
-        self.prototypes = torch.empty(0, 0)
+    kept = ("prototypes",)
 
     def fit_base(self, base: Session) -> None:
         """Take the means over all base images."""
+        base = self.begin(base)
         assert base.mean is not None
-        self.prototypes = base.mean.to(self.device)
+        self.prototypes = base.mean
 
     def learn(self, session: Session) -> None:
         """Add the mean of each new class's shots."""
-        means = [session.features[session.labels == label].mean(0) for label in session.classes]
-        self.prototypes = torch.cat([self.prototypes, torch.stack(means).to(self.device)])
+        self.prototypes = torch.cat([self.prototypes, class_means(session.to(self.device))])
 
     def scores(self, features: Tensor) -> Tensor:
         """Cosine to every prototype."""
         return F.normalize(features.to(self.device)) @ F.normalize(self.prototypes).T
-
-    @property
-    def memory_bytes(self) -> int:
-        """The prototypes."""
-        return self.prototypes.numel() * self.prototypes.element_size()
-
-    @property
-    def parameters(self) -> int:
-        """None are trained."""
-        return 0

@@ -20,20 +20,17 @@ EPISODES = 20
 SHOTS = 5  # whatever the scenario's: shots are not known before the first session brings them
 
 
-@method("ncm_bias", title="nearest class mean, novel scores raised by a constant", paper="control")
+@method("ncm_bias", title="nearest class mean, novel scores raised by a constant", paper="control", group="control")
 class NCMBias(NCM):
     """One scalar more than NCM, and the same prototypes."""
 
     def __init__(self, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(seed=seed, device=device)
-        self.seed = seed
         self.bias = 0.0
-        self.base = 0
 
     def fit_base(self, base: Session) -> None:
         """Choose the bias that maximises the harmonic mean in episodes where a third of the base classes are novel."""
         super().fit_base(base)
-        self.base = len(base.classes)
         generator = np.random.default_rng(self.seed)
         biases = np.linspace(0, 0.3, 61)
         hm = np.mean([_harmonic_means(base, generator, biases) for _ in range(EPISODES)], 0)

@@ -63,11 +63,11 @@ def show_backbones(backbones: list[Backbone]) -> None:
 
 def show_methods(methods: list[Entry]) -> None:
     """A line each."""
-    table = ruled("method", "paper", "needs", "what it is")
+    table = ruled("method", "paper", "group", "needs", "what it is")
     for column in table.columns:
         column.justify = "left"
     for entry in methods:
-        table.add_row(entry.name, entry.paper, ", ".join(entry.needs) or "nothing more", entry.title)
+        table.add_row(entry.name, entry.paper, entry.group, ", ".join(entry.needs) or "nothing more", entry.title)
     print_whole(table)
 
 

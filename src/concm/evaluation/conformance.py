@@ -1,0 +1,298 @@
+"""The conformance suite: what every method must do, on small worlds in which the right answer is known.
+
+A check is a function that raises `Broken` with a sentence. The tests run all of them for every registered method, and
+`concm conformance` for anybody's.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from concm.data.bank import Bank, Part
+from concm.data.extract import statistics
+from concm.data.scenarios import of_folder
+from concm.data.sessions import Session, draw, sessions
+from concm.errors import Misuse
+from concm.files import load_tensors, save_tensors
+from concm.methods import EXEMPLARS, NAMES, POOL, TOTAL, VIEWS, Choice, Method
+
+ANIMALS = ("bear", "cat", "dog", "eagle", "horse", "lizard", "okapi", "spider", "tiger", "trout", "whale", "zebra")
+MINERALS = ("agate", "basalt", "chalk", "diamond", "emerald", "flint", "gold", "iron", "jade", "lead", "marble", "opal")
+DIMENSION, BASE = 32, 6
+
+
+class Broken(AssertionError):
+    """What a method does otherwise than it must."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Classes that are balls far from each other, a base session, sessions of given shots a class, and test images."""
+
+    sessions: tuple[Session, ...]
+    test: Tensor
+    labels: Tensor
+
+    @classmethod
+    def of(cls, shots: Sequence[Sequence[int]] = ((5, 5), (5, 5)), *, names: tuple[str, ...] = ANIMALS) -> World:
+        """`shots` has a list a session with the shots of each of its classes."""
+        random = torch.Generator().manual_seed(0)
+        total = BASE + sum(map(len, shots))
+        centres = F.normalize(torch.randn(total, DIMENSION, generator=random))
+
+        def images(label: int, count: int) -> Tensor:
+            return (centres[label] + 0.05 * torch.randn(count, DIMENSION, generator=random)).relu() + 0.01
+
+        def session(index: int, first: int, counts: Sequence[int]) -> Session:
+            features = torch.cat([images(first + at, count) for at, count in enumerate(counts)])
+            labels = torch.tensor([first + at for at, count in enumerate(counts) for _ in range(count)])
+            views = features[:, None] + 0.01 * torch.rand(len(features), 2, DIMENSION, generator=random)
+            pool = torch.cat([features, *(images(first + at, 10) for at in range(len(counts)))])
+            every = torch.cat([labels, torch.arange(first, first + len(counts)).repeat_interleave(10)])
+            classes = range(first, first + len(counts))
+            called = names[first : first + len(counts)]
+            about: dict[str, Any] = {"scenario": "conformance", "total": total, "pool": (pool, every)}
+            return Session(index, classes, called, features, labels, views, **about)
+
+        base = session(0, 0, [20] * BASE)
+        mean, std, counts = statistics(base.features, base.labels, BASE)
+        found = [replace(base, mean=mean, std=std, counts=counts, pool=(base.features, base.labels))]
+        first = BASE
+        for index, sizes in enumerate(shots, 1):
+            found.append(session(index, first, sizes))
+            first += len(sizes)
+        labels = torch.arange(total).repeat_interleave(10)
+        return cls(tuple(found), torch.cat([images(label, 10) for label in range(total)]), labels)
+
+    def known(self, seen: int) -> tuple[Tensor, Tensor]:
+        """Test images and labels of the first classes."""
+        chosen = self.labels < seen
+        return self.test[chosen], self.labels[chosen]
+
+
+def taught(choice: Choice, world: World, seed: int = 0) -> Iterator[tuple[Method, int]]:
+    """The method after each session, and how many classes it should know."""
+    method = choice.build(seed=seed, device="cpu")
+    for session in world.sessions:
+        if session.index == 0:
+            method.fit_base(session)
+        else:
+            method.learn(session)
+        yield method, session.classes.stop
+
+
+def _last(choice: Choice, world: World, seed: int = 0) -> Method:
+    *_, (method, _) = taught(choice, world, seed)
+    return method
+
+
+def _need(found: bool, sentence: str) -> None:
+    if not found:
+        raise Broken(sentence)
+
+
+def scores_grow_with_the_classes(choice: Choice) -> None:
+    """One finite score a class seen so far, on the CPU, whatever the number of images."""
+    world = World.of()
+    for method, seen in taught(choice, world):
+        for images in (world.test, world.test[:1]):
+            scores = method.scores(images)
+            _need(
+                tuple(scores.shape) == (len(images), seen),
+                f"scores are {tuple(scores.shape)}, {seen} classes are known",
+            )
+            _need(bool(scores.isfinite().all()), "some scores are not finite")
+            _need(scores.device.type == "cpu", "scores of a method on the CPU are elsewhere")
+
+
+def old_classes_keep_their_index(choice: Choice) -> None:
+    """Base images are still given their base label after every session."""
+    world = World.of()
+    for method, seen in taught(choice, world):
+        images, labels = world.known(BASE)
+        right = float((method.scores(images).argmax(1) == labels).double().mean())
+        _need(right >= 0.9, f"with {seen} classes known, {100 * right:.0f} % of easy base images get their label")
+
+
+def every_class_can_be_predicted(choice: Choice) -> None:
+    """Every class that was added is the answer for most of its images, in a world where that is easy."""
+    world = World.of()
+    for method, seen in taught(choice, world):
+        images, labels = world.known(seen)
+        right = method.scores(images).argmax(1) == labels
+        for label in range(seen):
+            share = float(right[labels == label].double().mean())
+            _need(share >= 0.5, f"class {label} of {seen} is recognised in {100 * share:.0f} % of easy images")
+
+
+def uneven_and_small_sessions_are_learned(choice: Choice) -> None:
+    """One shot, two ways, other numbers in each session and class, and a session of a single class."""
+    world = World.of(((1, 1), (5, 2, 9), (1,)))
+    for method, seen in taught(choice, world):
+        images, labels = world.known(seen)
+        scores = method.scores(images)
+        _need(tuple(scores.shape) == (len(images), seen), f"scores are {tuple(scores.shape)}, {seen} classes are known")
+        right = float((scores.argmax(1) == labels).double().mean())
+        _need(right >= 0.6, f"with {seen} classes known, {100 * right:.0f} % of easy images get their label")
+
+
+def the_same_seed_gives_the_same_result(choice: Choice) -> None:
+    """Bit for bit."""
+    world = World.of()
+    one, other = (_last(choice, world, seed=3).scores(world.test) for _ in range(2))
+    _need(torch.equal(one, other), "two runs with the same seed give different scores")
+
+
+def the_world_is_left_alone(choice: Choice) -> None:
+    """Nothing that a session holds is changed, and torch's own random numbers go on as if nothing had happened."""
+    world, twin = World.of(), World.of()
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    _last(choice, world)
+    _need(torch.equal(before, torch.get_rng_state()), "torch's global random state was used")
+    for given, kept in zip(world.sessions, twin.sessions, strict=True):
+        for name in ("features", "labels", "views", "mean", "std", "counts"):
+            old, new = getattr(kept, name), getattr(given, name)
+            _need(old is None or torch.equal(old, new), f"the session's {name} were changed")
+
+
+def state_goes_through_disk_bit_for_bit(choice: Choice) -> None:
+    """What is saved in the middle and loaded elsewhere scores and goes on learning as the one that was never saved."""
+    world = World.of(((5, 5), (5, 5), (5,)))
+    for at, (method, _) in enumerate(taught(choice, world)):
+        with tempfile.TemporaryDirectory() as folder:
+            save_tensors(Path(folder, "state"), "concm-conformance-1", method.state_dict(), {})
+            state, _ = load_tensors(Path(folder, "state"), "concm-conformance-1")
+        twin = choice.build(seed=0, device="cpu")
+        twin.load_state_dict(state)
+        _need(
+            torch.equal(twin.scores(world.test), method.scores(world.test)),
+            f"after session {at} a loaded state scores otherwise",
+        )
+        if at + 1 < len(world.sessions):
+            twin.learn(world.sessions[at + 1])
+            straight = _last(choice, replace(world, sessions=world.sessions[: at + 2]))
+            same = torch.equal(twin.scores(world.test), straight.scores(world.test))
+            _need(same, f"loaded after session {at} it learns otherwise than it would have")
+            _need(twin.memory_bytes == straight.memory_bytes, "a loaded state reports other memory")
+
+
+def it_uses_no_more_than_it_declares(choice: Choice) -> None:
+    """Class names, views, classes to come and images beyond the shots make no difference unless they are declared."""
+    world = World.of()
+    wanted = _last(choice, world).scores(world.test)
+    needs = declared(choice)
+    others: dict[str, Callable[[Session], Session]] = {
+        NAMES: lambda session: replace(
+            session, names=MINERALS[session.classes.start : session.classes.stop], scenario=""
+        ),
+        VIEWS: lambda session: replace(session, views=None),
+        TOTAL: lambda session: replace(session, total=None),
+        POOL: lambda session: replace(session, pool=None),
+    }
+    for need, changed in others.items():
+        if need not in needs:
+            different = replace(world, sessions=tuple(map(changed, world.sessions)))
+            _need(
+                torch.equal(_last(choice, different).scores(world.test), wanted), f"it uses {need} without declaring it"
+            )
+
+
+def it_keeps_no_image_that_it_does_not_declare(choice: Choice) -> None:
+    """The features of single images are in the state only if exemplars are declared."""
+    if any(need.startswith(EXEMPLARS) or need == POOL for need in declared(choice)):
+        return
+    world = World.of()
+    state = _last(choice, world).state_dict()
+    images = F.normalize(torch.cat([session.features for session in world.sessions]))
+    for name, value in state.items():
+        if value.is_floating_point() and value.ndim >= 2 and value.shape[-1] == DIMENSION:
+            rows = F.normalize(value.reshape(-1, DIMENSION).float())
+            _need(
+                not bool((images @ rows.T > 1 - 1e-6).any()),
+                f"{name} holds features of single images: declare {EXEMPLARS}",
+            )
+
+
+def it_sees_no_test_data(choice: Choice) -> None:
+    """It learns all sessions of a bank whose test part cannot be touched."""
+    base, *later = World.of().sessions
+    features, labels = (torch.cat([getattr(session, name) for session in later]) for name in ("features", "labels"))
+    part = Part(features, labels, torch.cat([session.views for session in later if session.views is not None]))
+    assert base.mean is not None
+    assert base.std is not None
+    assert base.counts is not None
+    bank = _Sealed(
+        scenario=of_folder(ANIMALS[: BASE + 4], base=BASE, way=2, shot=5),
+        encoder={},
+        base=Part(base.features, base.labels, base.views),
+        novel=part,
+        test=part,
+        mean=base.mean,
+        std=base.std,
+        counts=base.counts,
+        card={},
+    )
+    _last(choice, replace(World.of(), sessions=tuple(sessions(bank, draw(bank, 0)))))
+
+
+class _Sealed(Bank):
+    def __getattribute__(self, name: str) -> Any:
+        if name == "test":
+            raise Broken("it looked at test images")
+        return super().__getattribute__(name)
+
+
+def memory_is_reported(choice: Choice) -> None:
+    """Bytes kept of the data, at least a prototype's worth a class, and never less with more classes."""
+    before = 0
+    for method, seen in taught(choice, World.of()):
+        _need(
+            isinstance(method.memory_bytes, int) and method.memory_bytes > 0, "memory_bytes must be a positive number"
+        )
+        _need(method.memory_bytes >= before, f"with {seen} classes it reports less memory than before")
+        _need(isinstance(method.parameters, int) and method.parameters >= 0, "parameters must be a number")
+        before = method.memory_bytes
+
+
+CHECKS: tuple[Callable[[Choice], None], ...] = (
+    scores_grow_with_the_classes,
+    old_classes_keep_their_index,
+    every_class_can_be_predicted,
+    uneven_and_small_sessions_are_learned,
+    the_same_seed_gives_the_same_result,
+    the_world_is_left_alone,
+    state_goes_through_disk_bit_for_bit,
+    it_uses_no_more_than_it_declares,
+    it_keeps_no_image_that_it_does_not_declare,
+    it_sees_no_test_data,
+    memory_is_reported,
+)
+
+
+def declared(choice: Choice) -> tuple[str, ...]:
+    """What the method says it needs, with these settings."""
+    return tuple(getattr(choice.settings, "needs", choice.entry.needs))
+
+
+def run(choice: Choice) -> Iterator[tuple[str, str | None]]:
+    """Each check in words, and what was wrong, if anything."""
+    for check in CHECKS:
+        words = check.__name__.replace("_", " ")
+        try:
+            check(choice)
+            yield words, None
+        except Broken as error:
+            yield words, str(error)
+        except Misuse:
+            raise
+        except Exception as error:  # whatever a method does wrong is its report, not ours
+            yield words, f"{type(error).__name__}: {error}"

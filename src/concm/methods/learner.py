@@ -32,10 +32,18 @@ class Learner:
     def begin(self, base: Session) -> Session:
         """The base session on the device, with `dimension` and `base` set and the networks built."""
         self.dimension, self.base = base.features.shape[1], len(base.classes)
+        self._build()
+        return base.to(self.device)
+
+    def _build(self) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             self.build()
-        return base.to(self.device)
+        for network in self._networks().values():
+            network.to(self.device)
+
+    def _networks(self) -> dict[str, nn.Module]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, nn.Module)}
 
     def build(self) -> None:
         """Make the networks, for features of `dimension`; random numbers are the seed's."""
@@ -48,8 +56,7 @@ class Learner:
     @property
     def parameters(self) -> int:
         """Trained weights: the networks'."""
-        networks = [value for value in vars(self).values() if isinstance(value, nn.Module)]
-        return sum(weight.numel() for network in networks for weight in network.parameters())
+        return sum(weight.numel() for network in self._networks().values() for weight in network.parameters())
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that was learned, as tensors."""
@@ -70,7 +77,7 @@ class Learner:
         known: dict[str, Any] = json.loads(bytes(state["known"].tolist()))
         for name, value in known.items():
             setattr(self, name, value)
-        self.build()
+        self._build()
         for name, value in state.items():
             if name == "known" or "/" in name:
                 continue
@@ -78,10 +85,10 @@ class Learner:
                 getattr(self, name).set_state(value)
             else:
                 setattr(self, name, value.to(self.device))
-        for name, network in vars(self).items():
-            if isinstance(network, nn.Module):
-                weights = {key.removeprefix(f"{name}/"): v for key, v in state.items() if key.startswith(f"{name}/")}
-                network.to(self.device).load_state_dict(weights)
+        for name, network in self._networks().items():
+            network.load_state_dict(
+                {key.removeprefix(f"{name}/"): v for key, v in state.items() if key.startswith(f"{name}/")}
+            )
 
 
 def class_means(session: Session) -> Tensor:

@@ -1,0 +1,115 @@
+"""ADBS (Li, Tan, Yang, Cheng, Dong and Yang, "Adaptive Decision Boundary for Few-Shot Class-Incremental Learning",
+AAAI 2025).
+
+Classes need unequal room. Each has a margin that multiplies its cosine, so that the boundary between two classes is not
+half-way between their prototypes. Margins of base classes are learned with the classifier, those of new classes from
+their shots, starting from the mean of all before; a constraint keeps each prototype at least as far on its own side of
+every boundary as it would be without margins.
+
+Here: the backbone is shared and frozen, so base margins and rows are trained on cached features, and new margins on the
+shots as they are instead of random crops of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from concm.data.sessions import Session
+from concm.errors import Misuse
+from concm.methods import method
+from concm.methods.imprint import BaseTraining, descend, learned_rows
+from concm.methods.learner import Learner, class_means
+
+
+@dataclass(frozen=True)
+class ADBSSettings:
+    """Those of CIFAR-100."""
+
+    PRESETS: ClassVar = ("mini_imagenet", "cub200")
+
+    scale: float = 16.0
+    "Of the cosines (authors' code)."
+    constraint: float = 0.01
+    "Weight of the inter-class constraint (authors' code)."
+    steps: int = 10
+    "Of each later session (authors' code for CIFAR-100; mini-ImageNet 6, CUB200 1)."
+    lr: float = 0.01
+    "Of the new margins (authors' code for CIFAR-100 and CUB200; mini-ImageNet 0.1)."
+    rows: Literal["learned", "means"] = "means"
+    "Base rows after the base session: class means (authors' code), or those that were learned."
+    base: BaseTraining = field(default_factory=BaseTraining)
+    "Of base rows and margins; the authors train 100 epochs or more, the backbone with them."
+
+    def __post_init__(self) -> None:
+        if self.scale <= 0 or self.lr <= 0 or self.steps < 0 or self.constraint < 0:
+            raise Misuse("settings scale and lr must be positive, steps and constraint at least 0")
+
+    @classmethod
+    def mini_imagenet(cls) -> ADBSSettings:
+        """As published for mini-ImageNet."""
+        return cls(steps=6, lr=0.1)
+
+    @classmethod
+    def cub200(cls) -> ADBSSettings:
+        """As published for CUB200."""
+        return cls(steps=1)
+
+
+@method("adbs", title="ADBS: adaptive decision boundaries", paper="AAAI 2025", settings=ADBSSettings)
+class ADBS(Learner):
+    """A cosine classifier with a margin a class; old rows and margins never change."""
+
+    kept = ("weights", "margins")
+
+    def __init__(self, settings: ADBSSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(seed=seed, device=device)
+        self.settings = settings or ADBSSettings()
+
+    def fit_base(self, base: Session) -> None:
+        """Train base rows and margins together."""
+        base = self.begin(base)
+        assert base.mean is not None
+        margins = torch.ones(self.base, device=self.device, requires_grad=True)
+
+        def loss(cosines: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+            return self._loss(cosines, labels, rows, margins)
+
+        rows = learned_rows(base, loss, [margins], self.settings.base, self.generator)
+        self.weights = rows if self.settings.rows == "learned" else F.normalize(base.mean)
+        self.margins = margins.detach()
+
+    def learn(self, session: Session) -> None:
+        """Add the mean of each new class's shots, and train the new margins with everything else as it is."""
+        session = session.to(self.device)
+        self.weights = torch.cat([self.weights, F.normalize(class_means(session))])
+        cosines = F.normalize(session.features) @ self.weights.T
+        new, momenta = self.margins.mean().repeat(len(session.classes)).requires_grad_(), list[Tensor | None]([None])
+        for _ in range(self.settings.steps):
+            loss = self._loss(cosines, session.labels, self.weights, torch.cat([self.margins, new]))
+            descend([new], loss, momenta, lr=self.settings.lr, dampening=0.9)
+        self.margins = torch.cat([self.margins, new.detach()])
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Scaled cosine to every row, times its margin."""
+        cosines = F.normalize(features.to(self.device)) @ self.weights.T
+        return self.settings.scale * self.margins.abs() * cosines
+
+    @property
+    def parameters(self) -> int:
+        """All margins, and the base rows where they are used."""
+        return len(self.margins) + (self.base * self.dimension if self.settings.rows == "learned" else 0)
+
+    def _loss(self, cosines: Tensor, labels: Tensor, rows: Tensor, margins: Tensor) -> Tensor:
+        entropy = F.cross_entropy(self.settings.scale * margins.abs() * cosines, labels)
+        return entropy + self.settings.constraint * inter_class(rows, margins)
+
+
+def inter_class(rows: Tensor, margins: Tensor) -> Tensor:
+    """Mean over pairs of how much nearer the prototype of j is to the boundary with i than without margins."""
+    cosines = rows @ rows.T
+    return (1 - cosines - (margins[None] - margins[:, None] * cosines)).relu().mean()

@@ -1,0 +1,86 @@
+"""Joint training: a classifier trained anew at every session on all training images seen so far, as many of each class.
+
+The usual upper reference of incremental learning, on the same frozen features; no few-shot learner may keep what it
+keeps. (Balanced joint training is argued for in "Does Prior Data Matter?", arXiv 2503.10003.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from concm.data.sessions import Session
+from concm.errors import Misuse
+from concm.methods import POOL, method
+from concm.methods.imprint import BaseTraining, learned_rows
+from concm.methods.learner import Learner
+
+
+@dataclass(frozen=True)
+class JointSettings:
+    """All ours: there is no paper."""
+
+    scale: float = 16.0
+    "chosen: that of CEC's cosine classifier."
+    training: BaseTraining = field(default_factory=BaseTraining)
+    "Of the classifier, at every session."
+
+    def __post_init__(self) -> None:
+        if self.scale <= 0:
+            raise Misuse("setting scale must be positive")
+
+
+@method(
+    "joint",
+    title="joint training on all images seen",
+    paper="reference",
+    group="reference",
+    settings=JointSettings,
+    needs=(POOL, "exemplars: all images"),
+)
+class Joint(Learner):
+    """A cosine classifier over everything that there was."""
+
+    kept = ("images", "labels")
+
+    def __init__(self, settings: JointSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(seed=seed, device=device)
+        self.settings = settings or JointSettings()
+
+    def fit_base(self, base: Session) -> None:
+        """Keep the base images and train on them."""
+        base = self.begin(base)
+        self.images, self.labels = base.features, base.labels
+        self._train(base)
+
+    def learn(self, session: Session) -> None:
+        """Keep all images of the new classes and train on everything."""
+        assert session.pool is not None
+        images, labels = (part.to(self.device) for part in session.pool)
+        self.images, self.labels = torch.cat([self.images, images]), torch.cat([self.labels, labels])
+        self._train(session.to(self.device))
+
+    def _train(self, session: Session) -> None:
+        """From scratch, on as many images of each class as the smallest has."""
+        classes = range(session.classes.stop)
+        fewest = int(torch.bincount(self.labels, minlength=len(classes)).min())
+        order = torch.randperm(len(self.labels), generator=self.generator, device=self.device)
+        rows = torch.cat([order[self.labels[order] == label][:fewest] for label in classes])
+        balanced = replace(session, classes=classes, features=self.images[rows], labels=self.labels[rows])
+
+        def loss(cosines: Tensor, labels: Tensor, _: Tensor) -> Tensor:
+            return F.cross_entropy(self.settings.scale * cosines, labels)
+
+        self.weights = learned_rows(balanced, loss, [], self.settings.training, self.generator)
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Cosine to every row."""
+        return F.normalize(features.to(self.device)) @ self.weights.T
+
+    @property
+    def parameters(self) -> int:
+        """The rows."""
+        return self.weights.numel()

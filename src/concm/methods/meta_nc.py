@@ -1,0 +1,87 @@
+"""MetaNC: optimal inter-class margins by neural-collapse-based meta-learning (Ran, Li, Li and others, IP&M 2024).
+
+As in C-FSCIL one layer maps features to a wide space and prototypes are what it makes of mean features. Its episodes
+ask for neural collapse instead of orthogonality: classes should have the cosine of a simplex of all classes to come,
+−1 / (K − 1), and whatever deviates from it to either side counts against the true class. Later sessions train nothing.
+
+Here: pre-training with fused classes is the backbone's affair, and hundreds of episodes stand for 70 000.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from concm.data.sessions import Session
+from concm.errors import Misuse
+from concm.methods import TOTAL, method
+from concm.methods.c_fscil import Hyperdimensional, softabs
+
+
+@dataclass(frozen=True)
+class MetaNCSettings:
+    """Of MetaNC; what the paper changes for other data concerns the backbone."""
+
+    width: int = 512
+    "Dimensions of the wide space (authors' code)."
+    steepness: float = 10.0
+    "Of the softabs of a deviation from the simplex (authors' code)."
+    scale: float = 10.0
+    "Of the cosines in the loss (authors' code)."
+    shot: int = 5
+    "Images of each base class behind a prototype of an episode (authors' code)."
+    queries: int = 2
+    "Images of each base class to be recognised in an episode (chosen: for speed)."
+    steps: int = 150
+    "Episodes (chosen: for speed; authors' code: 70 000)."
+    lr: float = 0.01
+    "Of the episodes; it falls as in C-FSCIL (authors' code)."
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.shot, self.queries) < 1 or self.steps < 0:
+            raise Misuse("settings width, shot and queries must be at least 1, and steps at least 0")
+        if min(self.lr, self.scale, self.steepness) <= 0:
+            raise Misuse("settings lr, scale and steepness must be positive")
+
+
+@method(
+    "meta_nc",
+    title="MetaNC: meta-learned neural collapse",
+    paper="IP&M 2024",
+    settings=MetaNCSettings,
+    needs=(TOTAL,),
+)
+class MetaNC(Hyperdimensional):
+    """C-FSCIL's layer, learned towards a simplex of all classes to come."""
+
+    def __init__(self, settings: MetaNCSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(seed=seed, device=device)
+        self.settings = settings or MetaNCSettings()
+        self.total = 0
+
+    def fit_base(self, base: Session) -> None:
+        """Learn the layer for as many classes as there will be."""
+        if base.total is None:
+            raise Misuse("meta_nc learns margins for all classes to come, so it must be told their number")
+        self.total = base.total
+        super().fit_base(base)
+
+    def learn(self, session: Session) -> None:
+        """Add the mean of each new class's shots."""
+        if session.classes.stop > self.total:
+            raise Misuse(f"meta_nc learned margins for {self.total} classes, and class {session.classes.stop} comes")
+        super().learn(session)
+
+    def episode_loss(self, similarities: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy against deviations from the simplex."""
+        return collapse_loss(similarities, labels, self.total, self.settings.scale, self.settings.steepness)
+
+
+def collapse_loss(cosines: Tensor, labels: Tensor, total: int, scale: float, steepness: float) -> Tensor:
+    """−s·cos_y + log(exp(s·cos_y) + Σ_j exp(s·φ(cos_j + 1 / (K − 1)))), with φ the softabs."""
+    deviations = softabs(cosines + 1 / max(1, total - 1), steepness)
+    true = torch.zeros_like(cosines, dtype=torch.bool).scatter_(1, labels[:, None], value=True)
+    return F.cross_entropy(scale * torch.where(true, cosines, deviations), labels)

@@ -1,0 +1,225 @@
+"""NC-FSCIL (Yang et al., "Neural collapse inspired feature-classifier alignment for FSCIL", ICLR 2023).
+
+At the end of training, class means and classifier collapse to a simplex; so the simplex is fixed from the start, with a
+vertex for every class to come, and a neck is regressed onto it: no vertex ever moves, only the neck is trained in
+sessions, on the shots and on one mean feature of each earlier class. Here: the backbone is the shared frozen one, so
+the base session too trains the neck alone, without mixed images, and pooled features stand for maps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from concm import geometry
+from concm.data.sessions import Session
+from concm.errors import Misuse
+from concm.methods import TOTAL, method
+from concm.methods.learner import Learner, class_means
+
+
+@dataclass(frozen=True)
+class NCFSCILSettings:
+    """Defaults: the authors' for CIFAR-100."""
+
+    PRESETS: ClassVar = ("mini_imagenet", "cub200")
+
+    width: int = 512
+    "Dimensions of the simplex (authors' code); as many as its vertices need, if that is more."
+    hidden: float = 1.0
+    "Width of the neck's two hidden layers, in feature dimensions (chosen for a CPU; authors' code: 2)."
+    base_steps: int = 80
+    "Of the base session (chosen; the authors train the backbone with it, for 200 epochs)."
+    base_batch: int = 128
+    "Features in a step of the base session (chosen; authors' code: 512 images)."
+    base_lr: float = 0.25
+    "Peak rate of the base session (authors' code)."
+    steps: int = 50
+    "Of the first session (authors' code)."
+    more_steps: int = 21
+    "Of each session than of the one before (authors' code: 50, 75, 100, 120, 140, 160, 200, 200)."
+    batch: int = 64
+    "Features in a step of a session (authors' code)."
+    lr: float = 0.25
+    "Peak rate of the sessions (authors' code)."
+    mixing: float = 0.75
+    "Share of the steps in which outputs are averaged with those of other samples (authors' code)."
+    lengths: bool = True
+    "In sessions, longer targets for classes that are rare in the batch (authors' code)."
+    repeated: bool = False
+    "Repeat the means of earlier novel classes as many times as there were sessions (authors' code)."
+    momentum: float = 0.9
+    "Of SGD (authors' code)."
+    weight_decay: float = 5e-4
+    "Of SGD (authors' code)."
+
+    def __post_init__(self) -> None:
+        least = {"width": 1, "hidden": 0, "base_steps": 0, "base_batch": 1, "steps": 0, "more_steps": 0, "batch": 1}
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise Misuse(f"setting {name} must be at least {value}, not {getattr(self, name)}")
+
+    @classmethod
+    def mini_imagenet(cls) -> NCFSCILSettings:
+        """The authors' for mini-ImageNet: 100 to 170 steps."""
+        return cls(lr=0.025, steps=100, more_steps=10, mixing=0.0, lengths=False, repeated=True)
+
+    @classmethod
+    def cub200(cls) -> NCFSCILSettings:
+        """The authors' for CUB200: 105 to 150 steps."""
+        return cls(base_lr=0.025, lr=0.05, steps=105, more_steps=5, mixing=0.0, lengths=False, repeated=True)
+
+
+class Neck(nn.Module):
+    """Three layers with a linear one beside them (authors' code)."""
+
+    def __init__(self, dimension: int, hidden: int, width: int) -> None:
+        super().__init__()
+        self.deep = nn.Sequential(
+            nn.Linear(dimension, hidden),
+            nn.LayerNorm(hidden),
+            nn.LeakyReLU(0.1),
+            nn.Linear(hidden, hidden),
+            nn.LayerNorm(hidden),
+            nn.LeakyReLU(0.1),
+            nn.Linear(hidden, width, bias=False),
+        )
+        self.shortcut = nn.Linear(dimension, width, bias=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(n, d) → (n, width), of any length."""
+        vectors: Tensor = self.deep(features) + self.shortcut(features)
+        return vectors
+
+
+@method(
+    "nc_fscil",
+    title="NC-FSCIL: a neck regressed onto a simplex of all classes to come",
+    paper="ICLR 2023",
+    settings=NCFSCILSettings,
+    needs=(TOTAL,),
+)
+class NCFSCIL(Learner):
+    """A fixed simplex, a neck, and one mean feature a class."""
+
+    kept = ("means",)
+
+    def __init__(self, settings: NCFSCILSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(seed=seed, device=device)
+        self.settings = settings or NCFSCILSettings()
+        self.total = 0
+
+    def build(self) -> None:
+        """The neck, as wide as the simplex needs."""
+        width = max(self.settings.width, self.total - 1)
+        self.neck = Neck(self.dimension, max(1, round(self.settings.hidden * self.dimension)), width).to(self.device)
+
+    def fit_base(self, base: Session) -> None:
+        """Fix the simplex, and regress the base images onto its first vertices."""
+        if base.total is None:
+            raise Misuse("nc_fscil fixes a vertex for every class to come, so the base session must say how many")
+        self.total = base.total
+        self._find_room(base)
+        base = self.begin(base)
+        assert base.mean is not None
+        width = self.neck.shortcut.out_features
+        self.simplex = geometry.random(self.total, width, self.generator).float()
+        self.means = base.mean
+        settings = self.settings
+        self._regress(base.features, base.labels, settings.base_steps, settings.base_batch, settings.base_lr)
+
+    def learn(self, session: Session) -> None:
+        """Regress the shots and the means of all earlier classes onto their vertices, from where the neck was."""
+        self._find_room(session)
+        session, settings = session.to(self.device), self.settings
+        earlier = torch.arange(len(self.means), device=self.device)
+        if settings.repeated:
+            earlier = torch.cat([earlier, earlier[self.base :].repeat(session.index - 1)])
+        features = torch.cat([self.means[earlier], session.features])
+        labels = torch.cat([earlier, session.labels])
+        steps = settings.steps + settings.more_steps * (session.index - 1)
+        self._regress(
+            features, labels, steps, settings.batch, settings.lr, mixing=settings.mixing, lengths=settings.lengths
+        )
+        self.means = torch.cat([self.means, class_means(session)])
+
+    def _find_room(self, session: Session) -> None:
+        if session.classes.stop > self.total:
+            raise Misuse(f"nc_fscil has a simplex of {self.total} classes and cannot learn {session.classes.stop}")
+
+    def _regress(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        steps: int,
+        batch: int,
+        lr: float,
+        *,
+        mixing: float = 0.0,
+        lengths: bool = False,
+    ) -> None:
+        """Train the neck by dot-regression."""
+
+        def shuffled(count: int) -> Tensor:
+            return torch.randperm(count, generator=self.generator, device=self.device)
+
+        def loss() -> Tensor:
+            rows = shuffled(len(labels))[:batch]
+            found, wanted = self.neck(features[rows]), labels[rows]
+            scale = balance(wanted) if lengths else torch.ones_like(found[:, 0])
+            if float(torch.rand((), generator=self.generator, device=self.device)) >= mixing:
+                return dot_regression(found, self.simplex[wanted], scale)
+            other = shuffled(len(rows))
+            mixed = (found + found[other]) / 2
+            one, two = ((self.simplex[wanted[at]], scale[at]) for at in (slice(None), other))
+            return (dot_regression(mixed, *one) + dot_regression(mixed, *two)) / 2
+
+        rates = warmed_cosine(lr, steps, 5)
+        descend(self.neck.parameters(), loss, rates, self.settings.momentum, self.settings.weight_decay)
+
+    @torch.no_grad()
+    def scores(self, features: Tensor) -> Tensor:
+        """Cosine to the vertex of every class seen."""
+        return F.normalize(self.neck(features.to(self.device))) @ self.simplex[: len(self.means)].T
+
+
+def dot_regression(vectors: Tensor, vertices: Tensor, lengths: Tensor) -> Tensor:
+    """L_DR, ten times: unit vectors (n, d) and their vertices, of these lengths, have a dot product of one."""
+    return 5 * (lengths * (F.normalize(vectors) * vertices).sum(1) - 1).square().mean()
+
+
+def balance(labels: Tensor) -> Tensor:
+    """√(mean count ∕ count) of each label's class in the batch (n,): one for all where classes are balanced."""
+    counts = torch.bincount(labels)
+    return (counts[counts > 0].float().mean() / counts[labels]).sqrt()
+
+
+def warmed_cosine(lr: float, steps: int, warm: int) -> Iterator[float]:
+    """A rate for each step: linear to the peak, then half a cosine to zero."""
+    for step in range(steps):
+        yield lr * min(1.0, (step + 1) / (warm + 1)) * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def descend(
+    parameters: Iterable[Tensor],
+    loss: Callable[[], Tensor],
+    rates: Iterable[float],
+    momentum: float,
+    weight_decay: float,
+    dampening: float = 0.0,
+) -> None:
+    """SGD, one step a rate; torch's own class imports all of torch.compile, which takes seconds."""
+    weights = list(parameters)
+    velocities = [torch.zeros_like(weight) for weight in weights]
+    for rate in rates:
+        gradients = torch.autograd.grad(loss(), weights)
+        with torch.no_grad():
+            for weight, gradient, velocity in zip(weights, gradients, velocities, strict=True):
+                velocity.mul_(momentum).add_(gradient.add(weight, alpha=weight_decay), alpha=1 - dampening)
+                weight.sub_(velocity, alpha=rate)

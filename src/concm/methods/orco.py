@@ -1,0 +1,225 @@
+"""OrCo (Ahmed et al., "Towards better generalization via orthogonality and contrast", CVPR 2024).
+
+Pseudo-targets, as orthogonal to each other as they can be, are made for all classes to come, and class means are
+assigned to those they are nearest to. A projector is drawn to the targets by cross-entropy, by contrast in which
+perturbed targets take part, so that those still free keep a margin, and by a loss that keeps class means and targets
+orthogonal; each session begins again from the base session's projector. Here: the backbone is the shared frozen one and
+the projector begins untrained, where the paper trains both by contrast first; views are those that are stored.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from concm import geometry
+from concm.data.sessions import Session
+from concm.errors import Misuse
+from concm.losses import supervised_contrast
+from concm.methods import EXEMPLARS, TOTAL, VIEWS, method
+from concm.methods.learner import Learner
+from concm.methods.nc_fscil import descend, warmed_cosine
+
+
+@dataclass(frozen=True)
+class OrCoSettings:
+    """Defaults: the authors' for CIFAR-100."""
+
+    PRESETS: ClassVar = ("mini_imagenet", "cub200")
+
+    targets: int | None = None
+    "Pseudo-targets; none: one a class to come (authors' code: 100, and 256 for CUB200)."
+    width: int = 128
+    "Of the projector and its targets (authors' code); more if the targets need it."
+    hidden: int = 512
+    "Of the projector (chosen for a CPU; authors' code: 2048)."
+    exemplars: int = 5
+    "Images kept of each base class, the first ones (authors' code)."
+    perturbation: float = 9e-5
+    "Largest noise in a target's coordinates (authors' code)."
+    temperature: float = 0.07
+    "Of the contrast (authors' code)."
+    novel_weight: float = 0.5
+    "Of the cross-entropy of novel samples in sessions (authors' code)."
+    base_weight: float = 0.0
+    "Of the cross-entropy of base samples in sessions (authors' code)."
+    base_steps: int = 235
+    "Of the base session (chosen: a tenth of the authors', which are 10 epochs of 30 000 images)."
+    base_batch: int = 128
+    "Images in a step of the base session (authors' code)."
+    base_lr: float = 0.25
+    "Peak rate of the base session (authors' code)."
+    steps: int = 130
+    "Of each later session (chosen: a fifth of the authors', which are 100 epochs of 6 to 8)."
+    batch: int = 64
+    "Images in a step of a session (authors' code)."
+    lr: float = 0.1
+    "Peak rate of the sessions (authors' code)."
+    momentum: float = 0.9
+    "Of SGD, which is dampened by as much (authors' code)."
+
+    def __post_init__(self) -> None:
+        least = {"targets": 1, "width": 1, "hidden": 1, "exemplars": 1, "perturbation": 0}
+        least |= {"base_steps": 0, "base_batch": 1, "steps": 0, "batch": 1}
+        for name, value in least.items():
+            if getattr(self, name) is not None and getattr(self, name) < value:
+                raise Misuse(f"setting {name} must be at least {value}, not {getattr(self, name)}")
+        if not self.temperature > 0:
+            raise Misuse("setting temperature must be positive")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """A number of targets that is set need not be known from elsewhere."""
+        kept = f"{EXEMPLARS}: {self.exemplars} a base class, all shots of a novel one"
+        return (kept, VIEWS) if self.targets else (kept, VIEWS, TOTAL)
+
+    @classmethod
+    def mini_imagenet(cls) -> OrCoSettings:
+        """The authors' for mini-ImageNet, with steps shortened as in the defaults."""
+        return cls(perturbation=1e-2, base_lr=0.1)
+
+    @classmethod
+    def cub200(cls) -> OrCoSettings:
+        """The authors' for CUB200, with steps shortened as in the defaults."""
+        schedule: dict[str, Any] = {"base_lr": 0.025, "steps": 480, "batch": 32, "lr": 0.05}
+        return cls(targets=256, width=256, perturbation=1e-2, base_weight=0.6, **schedule)
+
+
+class Projector(nn.Module):
+    """Two layers; features come in at length √d, since at unit length some seeds end with all classes in one place."""
+
+    def __init__(self, dimension: int, hidden: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(dimension, hidden), nn.ReLU(), nn.Linear(hidden, width))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(n, d) → (n, width), unit vectors."""
+        return F.normalize(self.layers(math.sqrt(features.shape[1]) * F.normalize(features)))
+
+
+@method(
+    "orco",
+    title="OrCo: orthogonal targets, contrast with perturbed ones",
+    paper="CVPR 2024",
+    settings=OrCoSettings,
+)
+class OrCo(Learner):
+    """A projector to pseudo-targets; those of the classes seen come first, in the order of the classes."""
+
+    kept = ("images",)
+
+    def __init__(self, settings: OrCoSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(seed=seed, device=device)
+        self.settings = settings or OrCoSettings()
+        self.count, self.seen = 0, 0
+
+    def build(self) -> None:
+        """The projector, and the one of the base session that it begins from in each session."""
+        width = max(self.settings.width, self.count - 1)
+        self.aligned = Projector(self.dimension, self.settings.hidden, width).to(self.device)
+        self.projector = Projector(self.dimension, self.settings.hidden, width).to(self.device)
+
+    def fit_base(self, base: Session) -> None:
+        """Make the targets, assign the base classes to theirs, align the projector, and keep a few images."""
+        settings = self.settings
+        if settings.targets is None and base.total is None:
+            raise Misuse("orco makes a target for every class to come: the base session or targets=N must say how many")
+        self.count, self.seen = settings.targets or base.total or 0, 0
+        self._find_room(base)
+        base = self.begin(base)
+        width = max(settings.width, self.count - 1)
+        self.targets = geometry.random(self.count, width, self.generator).float()
+        self.images, self.labels = versions(base), base.labels
+        with torch.no_grad():
+            self._assign(class_directions(self.projector(base.features), base.labels))
+        self._align(settings.base_steps, settings.base_batch, settings.base_lr, (1.0, 0.0))
+        self.aligned.load_state_dict(self.projector.state_dict())
+        first = torch.cat([(base.labels == label).nonzero().flatten()[: settings.exemplars] for label in base.classes])
+        self.images, self.labels = self.images[first], base.labels[first]
+
+    def learn(self, session: Session) -> None:
+        """Assign the new classes to free targets, and align the base session's projector anew to all images kept."""
+        self._find_room(session)
+        session, settings = session.to(self.device), self.settings
+        self.projector.load_state_dict(self.aligned.state_dict())
+        with torch.no_grad():
+            self._assign(class_directions(self.projector(session.features), session.labels - self.seen))
+        self.images = torch.cat([self.images, versions(session, self.images.shape[1])])
+        self.labels = torch.cat([self.labels, session.labels])
+        weights = settings.base_weight, settings.novel_weight
+        self._align(settings.steps, settings.batch, settings.lr, weights)
+
+    def _find_room(self, session: Session) -> None:
+        if session.classes.stop > self.count:
+            raise Misuse(f"orco has {self.count} targets and cannot learn {session.classes.stop} classes")
+
+    def _assign(self, directions: Tensor) -> None:
+        """Put the free targets that match new class means (n, width) best, all in all, after those of known classes."""
+        free = self.targets[self.seen :]
+        chosen = torch.from_numpy(geometry.assignment(-(directions @ free.T).double().cpu().numpy())).to(self.device)
+        left = torch.ones(len(free), dtype=torch.bool, device=self.device).index_fill_(0, chosen, False)
+        self.targets = torch.cat([self.targets[: self.seen], free[chosen], free[left]])
+        self.seen += len(directions)
+
+    def _align(self, steps: int, batch: int, lr: float, weights: tuple[float, float]) -> None:
+        """Draw images to their targets; `weights` are those of base and novel cross-entropy."""
+        settings = self.settings
+        numbers = torch.arange(self.base, self.count, device=self.device).repeat(2)
+
+        def random(*shape: int) -> Tensor:
+            return torch.rand(*shape, generator=self.generator, device=self.device)
+
+        def loss() -> Tensor:
+            rows = random(len(self.labels)).argsort()[:batch]
+            order = random(len(rows), self.images.shape[1]).argsort(1)[:, :2]
+            vectors: Tensor = self.projector(self.images[rows[:, None], order].transpose(0, 1).flatten(0, 1))
+            labels = self.labels[rows].repeat(order.shape[1])
+            noise = settings.perturbation * (2 * random(len(numbers), self.targets.shape[1]) - 1)
+            others = torch.cat([vectors, F.normalize(self.targets[numbers] + noise)])
+            every = torch.cat([labels, numbers])
+            own = torch.arange(len(every), device=self.device)
+            contrast = supervised_contrast(others, every, others, every, own, settings.temperature)
+            entropy = F.cross_entropy(vectors @ self.targets[: self.seen].T, labels, reduction="none")
+            groups = zip(weights, (labels < self.base, labels >= self.base), strict=True)
+            matching = sum(weight * (entropy * group).sum() / group.sum().clamp(min=1) for weight, group in groups)
+            return contrast + matching + orthogonality(occupied(vectors, labels, self.targets))
+
+        rates, momentum = warmed_cosine(lr, steps, steps // 10), settings.momentum
+        descend(self.projector.parameters(), loss, rates, momentum, 0.0, dampening=momentum)
+
+    @torch.no_grad()
+    def scores(self, features: Tensor) -> Tensor:
+        """Cosine to the target of every class seen."""
+        vectors: Tensor = self.projector(features.to(self.device))
+        return vectors @ self.targets[: self.seen].T
+
+
+def versions(session: Session, count: int | None = None) -> Tensor:
+    """Each image's features and those of its views (n, count, d); with too few of them, some come again."""
+    found = session.features[:, None]
+    if session.views is not None:
+        found = torch.cat([found, session.views], 1)
+    return found if count is None else found[:, torch.arange(count, device=found.device) % found.shape[1]]
+
+
+def class_directions(vectors: Tensor, labels: Tensor) -> Tensor:
+    """Unit mean of the vectors (n, d) of each label 0, 1, …: (classes, d)."""
+    sums = vectors.new_zeros(int(labels.max()) + 1, vectors.shape[1])
+    return F.normalize(sums.index_add(0, labels, vectors))
+
+
+def occupied(vectors: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
+    """The targets (m, d), with the classes' unit means in place of those whose classes are in the batch."""
+    present = torch.bincount(labels, minlength=len(targets)) > 0
+    sums = torch.zeros_like(targets).index_add(0, labels, vectors)
+    return torch.where(present[:, None], F.normalize(sums), targets)
+
+
+def orthogonality(vectors: Tensor) -> Tensor:
+    """L_ORTH: mean log-sum-exp of each unit vector's cosines (m, d) to all; least where they form a simplex."""
+    return (vectors @ vectors.T).logsumexp(1).mean()

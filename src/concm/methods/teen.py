@@ -1,0 +1,72 @@
+"""TEEN (Wang, Zhou, Zhang, Zhan and Ye, "Few-Shot Class-Incremental Learning via Training-Free Prototype
+Calibration", NeurIPS 2023).
+
+A backbone trained on base classes sends images of new classes to the base classes that resemble them, and the means of
+few shots are biased. But similar classes have similar means, and those of base classes are well estimated: so each new
+prototype is moved towards the base prototypes, weighted by their similarity with it. Nothing is trained.
+
+Here: only the calibration; the authors train a backbone of their own with a cosine classifier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from concm.data.sessions import Session
+from concm.errors import Misuse
+from concm.methods import method
+from concm.methods.learner import class_means
+from concm.methods.ncm import NCM
+
+
+@dataclass(frozen=True)
+class TEENSettings:
+    """Two numbers; those of CIFAR-100."""
+
+    PRESETS: ClassVar = ("mini_imagenet", "cub200")
+
+    alpha: float = 0.1
+    "How far a new prototype is moved (authors' code for CIFAR-100; mini-ImageNet and CUB200: 0.5)."
+    tau: float = 16.0
+    "Sharpness of the weights of base prototypes (authors' code, all data)."
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1 or self.tau < 0:
+            raise Misuse("setting alpha is between 0 and 1, and tau at least 0")
+
+    @classmethod
+    def mini_imagenet(cls) -> TEENSettings:
+        """As published for mini-ImageNet."""
+        return cls(alpha=0.5)
+
+    @classmethod
+    def cub200(cls) -> TEENSettings:
+        """As published for CUB200."""
+        return cls(alpha=0.5)
+
+
+@method("teen", title="TEEN: training-free prototype calibration", paper="NeurIPS 2023", settings=TEENSettings)
+class TEEN(NCM):
+    """Nearest class mean in which new prototypes are calibrated once, when they come."""
+
+    def __init__(self, settings: TEENSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(seed=seed, device=device)
+        self.settings = settings or TEENSettings()
+
+    def learn(self, session: Session) -> None:
+        """Add the calibrated mean of each new class's shots."""
+        means = class_means(session.to(self.device))
+        calibrated = calibrate(means, self.prototypes[: self.base], self.settings.alpha, self.settings.tau)
+        self.prototypes = torch.cat([self.prototypes, calibrated])
+
+
+def calibrate(novel: Tensor, base: Tensor, alpha: float, tau: float) -> Tensor:
+    """Novel prototypes (n, d) moved by the share `alpha` towards a mixture of base prototypes (b, d), all unit."""
+    novel, base = F.normalize(novel), F.normalize(base)
+    towards = F.normalize((tau * novel @ base.T).softmax(1) @ base)
+    return (1 - alpha) * novel + alpha * towards

@@ -30,7 +30,7 @@ from concm.concm import ConCM
 from concm.confidence import Confidence
 from concm.data.images import Broken, BrokenPicture
 from concm.data.lesson import Lesson
-from concm.data.photos import UNKNOWN, Picture, by_class, find
+from concm.data.photos import UNKNOWN, Picture, by_class, find, printable
 from concm.data.scenarios import natural
 from concm.data.stream import encoded
 from concm.errors import ConcmError, Misuse
@@ -88,7 +88,7 @@ class Classifier:
             raise Misuse("device cuda, but torch sees no GPU here")
         self.seed, self._wait, self._waiting = seed, wait, waiting
         self._backbone = backbone
-        self._store = Store.open(self.path) if Store.exists(self.path) else None
+        self._store = self._found()
         if self._store is None:
             Store.refuse_foreign(self.path)
         elif backbone is not None:
@@ -101,12 +101,11 @@ class Classifier:
     @property
     def store(self) -> Store:
         """The durable store, once there is one."""
-        if self._store is None and Store.exists(self.path):  # another process may have made it
-            self._store = Store.open(self.path)
+        if self._store is None and (found := self._found()) is not None:  # another process has made it
+            self._store = found
+            self.__dict__.pop("_encoder", None)  # to be checked against the store's
         if self._store is None:
             raise Misuse(f"there is no store at {self.path} yet: fit it with two classes or more first")
-        if not self._store.version:
-            raise Misuse(f"the store at {self.path} knows nothing yet: fit it with two classes or more first")
         return self._store
 
     @property
@@ -136,7 +135,7 @@ class Classifier:
 
         Settings that are not given are chosen by rehearsing on the base classes what is to come.
         """
-        if self._store is not None and self._store.version:
+        if self._found() is not None:
             raise Misuse(f"the store at {self.path} is fitted already: teach it more with learn, or use another folder")
         groups = by_class(photos)
         if len(groups) < 2:
@@ -147,15 +146,15 @@ class Classifier:
         plan = rehearse(base, settings, unseen=unseen, seed=self.seed, device=self.device)
         engine = ConCM(plan.settings, seed=self.seed, device=self.device)
         engine.fit_base(base)
-        if self._store is None:
-            self._store = Store.create(self.path, self._meta())
-        if self._encoder.meta.get("recipe") is not None:
+        store = Store.create(self.path, self._meta())
+        if not unseen:
             self._encoder.save(self.path / "backbone.safetensors")
-        with self._store.writing(self._waiting, self._wait) as change:
-            if self._store.version:
+        with store.writing(self._waiting, self._wait) as change:
+            if store.version:
                 raise ConcmError(f"the store at {self.path} was fitted by another process meanwhile")
             self._write(change, lesson, new=list(lesson.photos), base=True)
             self._commit(change, "fit", str(lesson), engine, Confidence.of(engine, plan.usual), first=True)
+        self._store = store
         self.remarks = lesson.remarks + plan.remarks + engine.remarks
         return self
 
@@ -234,6 +233,7 @@ class Classifier:
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Probabilities (n, classes) in the order of `classes_`."""
+        self._known()
         items = [_whole(item) for item in encoded(self._encoder, _listed(pictures), title="predicting")]
         known = self._known()
         if not items:
@@ -244,12 +244,13 @@ class Classifier:
     def evaluate(self, photos: Given, *, unknown_rate: float = UNKNOWN_RATE, broken: Broken = "refuse") -> Evaluation:
         """How well it does on labelled photos; those of classes that it does not know should be called unknown."""
         _check_rate(unknown_rate)
+        self._known()
         lesson = Lesson.of(self._encoder, by_class(photos), broken=broken, remember=True, distinct=False)
         known = self._known()
         names, base = known.engine.names, known.engine.memory.base
         scores = known.engine.scores(lesson.features).cpu()
         result = measure(scores, lesson.truth, names, base, known.confidence, unknown_rate, known.version)
-        source = "photos in memory" if isinstance(photos, Mapping) else os.fspath(photos)
+        source = "photos in memory" if isinstance(photos, Mapping) else printable(photos)
         self.remarks = lesson.remarks
         try:
             self.store.keep_evaluation(known.version, source, result.to_json(), self._waiting, self._wait)
@@ -275,6 +276,14 @@ class Classifier:
 
     # within
 
+    def _found(self) -> Store | None:
+        """The store, if it was ever fitted: one whose making was interrupted is no store yet."""
+        store = Store.open(self.path) if Store.exists(self.path) else None
+        if store is not None and not store.version:
+            store.close()
+            return None
+        return store
+
     @cached_property
     def _encoder(self) -> Encoder:
         """The frozen backbone, checked to be the one that the store's features come from."""
@@ -283,17 +292,18 @@ class Classifier:
             reference = self._store.meta["backbone"]
             own = self.path / "backbone.safetensors"
             reference = str(own) if own.exists() else reference
-        encoder = encoders.load(reference, natural(224)).to(torch.device(self.device))
-        if self._store is not None and encoder.weights != (made := self._store.meta["encoder"])["weights"]:
+        with torch.random.fork_rng(devices=[]):
+            encoder = encoders.load(reference, natural(224)).to(torch.device(self.device))
+        if self._store is not None and encoder.comparable != (made := self._store.meta["encoder"]):
             raise Misuse(
                 f"the store at {self.path} was made with {made['name']} of weights {made['weights']}; {reference} has "
-                f"weights {encoder.weights}"
+                f"weights {encoder.weights}, or sees pictures otherwise"
             )
         return encoder
 
     def _meta(self) -> dict[str, Any]:
         encoder = self._encoder
-        identity = {"backbone": encoder.name, "encoder": encoder.identity}
+        identity = {"backbone": encoder.name, "encoder": encoder.comparable}
         return {**identity, "seed": self.seed, "concm": __version__}
 
     def _all_photos(self, name: str, lesson: Lesson) -> Tensor:

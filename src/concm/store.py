@@ -123,7 +123,11 @@ class Store:
             raise ConcmError(f"cannot make a store at {path}: {error.strerror or error}") from error
         with database.sentences(path), database.locked(path, None, None):
             if cls.exists(path):
-                raise ConcmError(f"there is already a store at {path}; open it, or choose another folder")
+                with cls(path) as old:
+                    if old.version:
+                        raise ConcmError(f"there is already a store at {path}; open it, or choose another folder")
+                for leftover in path.glob("store.db-*"):  # of one whose making was interrupted
+                    leftover.unlink()
             with replacing(database.file(path)) as draft, closing(database.connect(path, draft.name)) as db:
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("BEGIN")

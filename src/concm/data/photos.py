@@ -72,7 +72,12 @@ def _openable(picture: Picture) -> bytes | Path | Image.Image:
 
 def called(picture: Picture, number: int) -> str:
     """What to call a picture: its path, or its place among those given."""
-    return os.fspath(picture) if isinstance(picture, str | os.PathLike) else f"picture {number + 1}"
+    return printable(picture) if isinstance(picture, str | os.PathLike) else f"picture {number + 1}"
+
+
+def printable(path: str | os.PathLike[str]) -> str:
+    """A path as text, also where its bytes are none."""
+    return os.fsencode(path).decode(errors="replace")
 
 
 def checked_name(name: object) -> str:

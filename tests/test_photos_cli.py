@@ -855,21 +855,23 @@ def test_a_store_that_is_being_changed_can_be_read_and_not_be_changed(zoo, world
     assert told(capsys, "undo", zoo, "--wait", 0.2).startswith("back at version 1")
 
 
-def start(*words: object) -> subprocess.Popen[str]:
-    command = [str(CONCM), *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
-
-
 @contextmanager
-def started(*commands: list[object]) -> Iterator[list[subprocess.Popen[str]]]:
+def started(*commands: list[object], stdout: Any = subprocess.PIPE) -> Iterator[list[subprocess.Popen[str]]]:
     """Processes that are gone afterwards, whatever happens."""
-    children = [start(*words) for words in commands]
+    children = [
+        subprocess.Popen(
+            [str(CONCM), *map(str, words)], stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment()
+        )
+        for words in commands
+    ]
     try:
         yield children
     finally:
         for child in children:
             child.kill()
-            child.communicate()
+            child.wait()
+            for stream in filter(None, (child.stdout, child.stderr)):
+                stream.close()
 
 
 @pytest.mark.slow
@@ -1090,17 +1092,20 @@ def test_ctrl_c_while_learning_leaves_the_store_as_it_was(gate, world, tmp_path,
 
 
 @pytest.mark.slow
-def test_answers_come_while_others_are_still_awaited(gate, world, tmp_path, capsys):
+def test_answers_come_while_others_are_still_awaited(gate, world, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     told(capsys, "fit", tmp_path / "zoo", world / "base", "--backbone", GATED)
     photos = write_class(tmp_path / "bear", 40, first=100)
-    with started(["predict", tmp_path / "zoo", tmp_path / "bear", "--json"]) as (child,):
+    with (
+        (tmp_path / "answers").open("w") as file,
+        started(["predict", tmp_path / "zoo", tmp_path / "bear", "--json"], stdout=file) as (child,),
+    ):
         wait_until_waiting(gate, child)
-        first = [json.loads(child.stdout.readline()) for _ in range(32)]
-        assert child.poll() is None
+        assert len((tmp_path / "answers").read_text().splitlines()) == 32
         (gate / "open").touch()
-        out, err = child.communicate(timeout=60)
+        _, err = child.communicate(timeout=60)
     assert (child.returncode, err) == (0, "")
-    found = first + [json.loads(line) for line in out.splitlines()]
+    found = [json.loads(line) for line in (tmp_path / "answers").read_text().splitlines()]
     assert [one["photo"] for one in found] == sorted(map(str, photos))
 
 

@@ -150,11 +150,11 @@ class Classifier:
         if not unseen:
             self._encoder.save(self.path / "backbone.safetensors")
         with store.writing(self._waiting, self._wait) as change:
-            if store.version:
-                raise ConcmError(f"the store at {self.path} was fitted by another process meanwhile")
+            change.describe(self._meta())
             self._write(change, lesson, new=list(lesson.photos), base=True)
             self._commit(change, "fit", str(lesson), engine, Confidence.of(engine, plan.usual), first=True)
-        self._store = store
+        store.close()
+        self._store = Store.open(self.path)
         self.remarks = lesson.remarks + plan.remarks + engine.remarks
         return self
 

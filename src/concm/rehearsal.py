@@ -163,9 +163,7 @@ def _usual(scenes: list[_Scene], classes: int, settings: Settings) -> Usual:
     if len(both[1]) < 10 or not len(both[0]):
         both = [max(both, key=len)] * 2
     shift = torch.stack([part.mean() for part in both])
-    width = torch.stack(
-        [part.std(correction=min(1, len(part) - 1)) * math.sqrt(1 + 1 / len(part)) for part in both]
-    ).clamp(min=1e-3)
+    width = torch.stack([_spread(part) for part in both]).clamp(min=1e-3)
     familiar = torch.cat([(part - shift[at]) / width[at] for at, part in enumerate(both)])
     return Usual(expected, common, shift, width, _quantiles(familiar), _temperature(scenes))
 

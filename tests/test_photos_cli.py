@@ -571,6 +571,13 @@ def test_a_photo_that_the_store_has_already_is_refused(zoo, world, tmp_path, cap
 # folders and names that are refused
 
 
+def test_strangers_may_be_evaluated_from_a_folder_called_unknown(zoo, world, tmp_path, capsys):
+    shutil.copytree(world / "asked" / "bear", tmp_path / "photos" / "bear")
+    write_class(tmp_path / "photos" / "unknown", 3, name="submarine")
+    result = json.loads(told(capsys, "evaluate", zoo, tmp_path / "photos", "--json"))
+    assert (result["photos"], result["strangers"]) == (4, 3)
+
+
 @pytest.mark.parametrize(
     ("kind", "code", "why"),
     [
@@ -581,12 +588,13 @@ def test_a_photo_that_the_store_has_already_is_refused(zoo, world, tmp_path, cap
         ("loose pictures", 1, "no class folders in {}"),
         ("an empty class", 1, "no pictures in {}/gnu"),
         ("a class of texts", 1, "no pictures in {}/gnu"),
-        ("unknown", 2, "no class can be called 'unknown'"),
         ("long name", 2, "has 150 characters; at most 100 are taken"),
     ],
 )
 @pytest.mark.parametrize("command", ["fit", "learn", "evaluate"])
 def test_a_folder_that_holds_no_classes_is_refused(zoo, tmp_path, capsys, command, kind, code, why):
+    if (command, kind) == ("evaluate", "unknown"):
+        pytest.skip("strangers may be called so")
     folder, new = tmp_path / "photos", tmp_path / "new"
     if kind == "a file":
         folder.write_text("no folder")
@@ -597,8 +605,8 @@ def test_a_folder_that_holds_no_classes_is_refused(zoo, tmp_path, capsys, comman
     if kind == "no pictures":
         for file in folder.iterdir():
             file.rename(file.with_suffix(".dat"))
-    if kind in ("an empty class", "a class of texts", "unknown", "long name"):
-        write_world(folder, ["bear", {"unknown": "unknown", "long name": "n" * 150}.get(kind, "bull")], 2, first=50)
+    if kind in ("an empty class", "a class of texts", "long name"):
+        write_world(folder, ["bear", "n" * 150 if kind == "long name" else "bull"], 2, first=50)
     if kind in ("an empty class", "a class of texts"):
         (folder / "gnu").mkdir()
     if kind == "a class of texts":
@@ -608,6 +616,17 @@ def test_a_folder_that_holds_no_classes_is_refused(zoo, tmp_path, capsys, comman
         said = refusal(capsys, *words, code=code)
     assert why.format(folder) in said
     assert not new.exists()
+
+
+def test_a_folder_called_unknown_holds_strangers_to_measure_by_and_no_class_to_teach(zoo, tmp_path, capsys):
+    photos, new = tmp_path / "photos", tmp_path / "new"
+    write_world(photos, ["bear", "unknown"], 2, first=50)
+    with unchanged(capsys, zoo):
+        for words in (["fit", new, photos, "--backbone", BACKBONE], ["learn", zoo, photos]):
+            assert "no class can be called 'unknown'" in refusal(capsys, *words, code=2)
+    assert not new.exists()
+    found = json.loads(told(capsys, "evaluate", zoo, photos, "--json"))
+    assert (found["photos"], found["strangers"], found["by_class"]) == (2, 2, {"bear": [2, 2]})
 
 
 def test_one_class_is_not_enough_to_begin_with(world, tmp_path, capsys):
@@ -755,7 +774,7 @@ def test_a_store_that_was_made_but_not_fitted_needs_to_be(zoo, world, tmp_path, 
     Store.create(tmp_path / "new", shown(capsys, zoo)["made_with"]).close()
     fit, *others = on(tmp_path / "new", world, tmp_path / "file")
     for words in others:
-        assert "knows nothing yet: fit it" in refusal(capsys, *words, code=2)
+        assert f"no store at {tmp_path / 'new'} yet: fit it" in refusal(capsys, *words, code=2)
     assert told(capsys, *fit).startswith("fit: ")
     assert classes(capsys, tmp_path / "new") == dict.fromkeys(BASE, 8)
 

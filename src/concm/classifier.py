@@ -86,6 +86,8 @@ class Classifier:
         self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
         if device == "cuda" and self.device == "cpu":
             raise Misuse("device cuda, but torch sees no GPU here")
+        if not 0 <= seed < 2**63:
+            raise Misuse(f"a seed is a whole number from 0 to 2^63 − 1, not {seed}")
         self.seed, self._wait, self._waiting = seed, wait, waiting
         self._backbone = backbone
         self._store = self._found()
@@ -210,7 +212,7 @@ class Classifier:
         if top < 1:
             raise Misuse(f"at least one guess must be asked for, not {top}")
         self._known()
-        for item in encoded(self._encoder, pictures, title="predicting"):
+        for item in encoded(self._encoder, pictures, thumbnails=False, title="predicting"):
             if isinstance(item, BrokenPicture):
                 yield item
                 continue
@@ -234,7 +236,9 @@ class Classifier:
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Probabilities (n, classes) in the order of `classes_`."""
         self._known()
-        items = [_whole(item) for item in encoded(self._encoder, _listed(pictures), title="predicting")]
+        items = [
+            _whole(item) for item in encoded(self._encoder, _listed(pictures), thumbnails=False, title="predicting")
+        ]
         known = self._known()
         if not items:
             return np.zeros((0, len(known.engine.names)), np.float32)
@@ -245,7 +249,8 @@ class Classifier:
         """How well it does on labelled photos; those of classes that it does not know should be called unknown."""
         _check_rate(unknown_rate)
         self._known()
-        lesson = Lesson.of(self._encoder, by_class(photos), broken=broken, remember=True, distinct=False)
+        groups = by_class(photos, taught=False)
+        lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True, distinct=False)
         known = self._known()
         names, base = known.engine.names, known.engine.memory.base
         scores = known.engine.scores(lesson.features).cpu()
@@ -357,7 +362,9 @@ def _check_rate(rate: float) -> None:
         raise Misuse(f"the unknown rate is a share of photos, at least 0 and below 1, not {rate}")
 
 
-def _listed(pictures: Picture | Sequence[Picture]) -> list[Picture]:
+def _listed(pictures: Picture | Sequence[Picture] | Tensor) -> list[Picture]:
+    if isinstance(pictures, Tensor):
+        pictures = pictures.numpy()
     if isinstance(pictures, str | os.PathLike):
         return list(find([pictures]))
     if isinstance(pictures, np.ndarray) and pictures.ndim == 4:

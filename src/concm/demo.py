@@ -87,6 +87,7 @@ def groceries(out: Path, *, seed: int = 0, device: Literal["auto", "cpu", "cuda"
 
 def _new(path: Path, device: Literal["auto", "cpu", "cuda"]) -> Classifier:
     if Store.exists(path):
+        Store.open(path).close()  # refuses what is not ours
         shutil.rmtree(path)
     return Classifier(path, device=device)
 

@@ -86,6 +86,8 @@ class Classifier:
         self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
         if device == "cuda" and self.device == "cpu":
             raise Misuse("device cuda, but torch sees no GPU here")
+        if not wait >= 0:
+            raise Misuse(f"seconds to wait are a number from 0 on, not {wait}")
         if not 0 <= seed < 2**63:
             raise Misuse(f"a seed is a whole number from 0 to 2^63 − 1, not {seed}")
         self.seed, self._wait, self._waiting = seed, wait, waiting
@@ -97,6 +99,18 @@ class Classifier:
             _ = self._encoder  # refuses another backbone than the store's
         self._cached: _Known | None = None
         self.remarks: list[str] = []
+
+    def close(self) -> None:
+        """Let go of the store's files; it can be used again, and opens them then."""
+        if self._store is not None:
+            self._store.close()
+        self._store = None
+
+    def __enter__(self) -> Classifier:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     # what it knows
 
@@ -137,7 +151,8 @@ class Classifier:
 
         Settings that are not given are chosen by rehearsing on the base classes what is to come.
         """
-        if self._found() is not None:
+        if (found := self._found()) is not None:
+            found.close()
             raise Misuse(f"the store at {self.path} is fitted already: teach it more with learn, or use another folder")
         groups = by_class(photos)
         if len(groups) < 2:

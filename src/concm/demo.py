@@ -82,6 +82,7 @@ def groceries(out: Path, *, seed: int = 0, device: Literal["auto", "cpu", "cuda"
     )
     page = out / "index.html"
     write_whole(page, render("Groceries, taught a few photos at a time", lead, [*told, figures]).encode())
+    zoo.close()
     say(f"wrote {page}; the classifier is in {zoo.path} ({time.perf_counter() - begun:.0f} s)")
 
 

@@ -76,8 +76,8 @@ def called(picture: Picture, number: int) -> str:
 
 
 def printable(path: str | os.PathLike[str]) -> str:
-    """A path as text, also where its bytes are none."""
-    return os.fsencode(path).decode(errors="replace")
+    """A path as a line of text, whatever its bytes are."""
+    return "".join(letter if letter.isprintable() else "�" for letter in os.fsencode(path).decode(errors="replace"))
 
 
 def checked_name(name: object) -> str:

@@ -36,6 +36,7 @@ from concm.data.stream import encoded
 from concm.errors import ConcmError, Misuse
 from concm.evaluation.photos import Evaluation
 from concm.evaluation.photos import evaluate as measure
+from concm.head import Head
 from concm.rehearsal import rehearse
 from concm.settings import Settings
 from concm.store import Change, ClassRow, Store, VersionRow
@@ -65,7 +66,12 @@ class _Known:
 
     version: int
     engine: ConCM
+    head: Head
     confidence: Confidence
+
+    def scores(self, features: Tensor) -> Tensor:
+        """(n, classes), on the CPU."""
+        return self.head(features.to(self.engine.device)).cpu()
 
 
 class Classifier:
@@ -232,7 +238,7 @@ class Classifier:
                 yield item
                 continue
             known = self._known()
-            scores = known.engine.scores(item.features[None]).cpu()
+            scores = known.scores(item.features[None])
             probabilities = known.confidence.probabilities(scores)[0]
             strange = bool(known.confidence.familiarity(scores)[0] < known.confidence.threshold(unknown_rate))
             best = probabilities.topk(min(top, len(probabilities)))
@@ -257,7 +263,7 @@ class Classifier:
         known = self._known()
         if not items:
             return np.zeros((0, len(known.engine.names)), np.float32)
-        scores = known.engine.scores(torch.stack([item.features for item in items])).cpu()
+        scores = known.scores(torch.stack([item.features for item in items]))
         return known.confidence.probabilities(scores).numpy()
 
     def evaluate(self, photos: Given, *, unknown_rate: float = UNKNOWN_RATE, broken: Broken = "refuse") -> Evaluation:
@@ -268,7 +274,7 @@ class Classifier:
         lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True, distinct=False)
         known = self._known()
         names, base = known.engine.names, known.engine.memory.base
-        scores = known.engine.scores(lesson.features).cpu()
+        scores = known.scores(lesson.features)
         result = measure(scores, lesson.truth, names, base, known.confidence, unknown_rate, known.version)
         source = "photos in memory" if isinstance(photos, Mapping) else printable(photos)
         self.remarks = lesson.remarks
@@ -356,7 +362,7 @@ class Classifier:
                 break
         engine = ConCM(Settings.from_json(state["settings"]), seed=self.store.meta["seed"], device=self.device)
         engine.load_state_dict(_part(tensors, "engine."))
-        return _Known(version, engine, Confidence.from_tensors(_part(tensors, "confidence."), engine))
+        return _Known(version, engine, engine.head, Confidence.from_tensors(_part(tensors, "confidence."), engine))
 
     def _known(self) -> _Known:
         """The current version; what another process learned meanwhile is seen at once."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,28 @@ def usual(bank: Bank, plan: Plan, engine: ConCM) -> dict[str, float]:
     return {**figures, "likeness": float(own[count > 1].mean()), "temperature": float(grid[int(np.argmin(costs))])}
 
 
+def from_samples(bank: Bank, plan: Plan, rate: float) -> list[dict[str, float]]:
+    """What thresholds from each class's sampled features would do instead, before the last session."""
+    engine, found = ConCM(plan.settings), list[dict[str, float]]()
+    for session in list(sessions(bank, draw(bank, 0)))[:-1]:
+        engine.fit_base(session) if session.index == 0 else engine.learn(session)
+    known = bank.test.labels < len(engine.names)
+    best = engine.scores(bank.test.features).max(1)
+    plain = replace(engine.head, metric=None)  # samples are drawn as the metric sees features
+    for noise in (1.0, 3.0):
+        sampler = engine.memory.sampler(64, 64, noise=noise, around="exemplars")
+        scores = plain(sampler(torch.Generator().manual_seed(0)))
+        own = scores.gather(1, sampler.labels[:, None])[:, 0].view(-1, 64)
+        limit = own.quantile(rate, 1)[sampler.labels.view(-1, 64)[:, 0].argsort()]
+        refused = best.values < limit[best.indices]
+        share = {
+            "refused": float(refused[known].double().mean()),
+            "false_accept": float((~refused[~known]).double().mean()),
+        }
+        found.append({"noise": noise} | {name: 100 * value for name, value in share.items()})
+    return found
+
+
 KINDS = (("shift", "mean"), ("width", "std"))
 
 
@@ -89,9 +111,13 @@ def main() -> None:
     means = {key: float(np.mean([row[key] for row in with_strangers])) for key in ("refused", "false_accept", "auroc")}
     means["ece"] = float(np.mean([row["ece"] for row in rows]))
     print("mean over sessions:", "  ".join(f"{key} {value:.2f}" for key, value in means.items()))
+    sampled = from_samples(bank, plan, options.rate)
+    print("thresholds from sampled features:", json.dumps(sampled))
     if options.json:
         about = {"scenario": bank.scenario.name, "backbone": bank.encoder["name"], "rate": options.rate}
-        options.json.write_text(json.dumps({**about, "draws": options.draws, "mean": means, "rows": rows}, indent=1))
+        options.json.write_text(
+            json.dumps({**about, "draws": options.draws, "mean": means, "sampled": sampled, "rows": rows}, indent=1)
+        )
 
 
 if __name__ == "__main__":

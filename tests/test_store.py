@@ -357,10 +357,19 @@ def test_a_store_moves_only_into_a_folder_of_its_own(tmp_path: Path, store: Stor
             way(tmp_path / "photos")
         with pytest.raises(ConcmError, match="is a file"):
             way(tmp_path / "photos" / "dog.jpg")
+    learn(store, "dog")
     with pytest.raises(ConcmError, match="already a store"):
         Store.create(store.path, META)
     assert Store.exists(store.path)
     assert not Store.exists(tmp_path / "photos")
+
+
+def test_a_store_that_was_never_learned_anything_may_be_made_anew(store: Store):
+    with Store.create(store.path, {"backbone": "another"}) as anew:
+        assert anew.meta == {"backbone": "another"}
+        assert anew.version == 0
+        learn(anew, "dog")
+        assert agrees(anew)
 
 
 def _foreign(file: Path) -> None:

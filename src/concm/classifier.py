@@ -30,12 +30,13 @@ from concm.concm import ConCM
 from concm.confidence import Confidence
 from concm.data.images import Broken, BrokenPicture
 from concm.data.lesson import Lesson
-from concm.data.photos import UNKNOWN, Picture, by_class, find
+from concm.data.photos import UNKNOWN, Picture, by_class, find, printable
 from concm.data.scenarios import natural
 from concm.data.stream import encoded
 from concm.errors import ConcmError, Misuse
 from concm.evaluation.photos import Evaluation
 from concm.evaluation.photos import evaluate as measure
+from concm.head import Head
 from concm.rehearsal import rehearse
 from concm.settings import Settings
 from concm.store import Change, ClassRow, Store, VersionRow
@@ -65,7 +66,12 @@ class _Known:
 
     version: int
     engine: ConCM
+    head: Head
     confidence: Confidence
+
+    def scores(self, features: Tensor) -> Tensor:
+        """(n, classes), on the CPU."""
+        return self.head(features.to(self.engine.device)).cpu()
 
 
 class Classifier:
@@ -86,9 +92,13 @@ class Classifier:
         self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
         if device == "cuda" and self.device == "cpu":
             raise Misuse("device cuda, but torch sees no GPU here")
+        if not wait >= 0:
+            raise Misuse(f"seconds to wait are a number from 0 on, not {wait}")
+        if not 0 <= seed < 2**63:
+            raise Misuse(f"a seed is a whole number from 0 to 2^63 − 1, not {seed}")
         self.seed, self._wait, self._waiting = seed, wait, waiting
         self._backbone = backbone
-        self._store = Store.open(self.path) if Store.exists(self.path) else None
+        self._store = self._found()
         if self._store is None:
             Store.refuse_foreign(self.path)
         elif backbone is not None:
@@ -96,17 +106,28 @@ class Classifier:
         self._cached: _Known | None = None
         self.remarks: list[str] = []
 
+    def close(self) -> None:
+        """Let go of the store's files; it can be used again, and opens them then."""
+        if self._store is not None:
+            self._store.close()
+        self._store = None
+
+    def __enter__(self) -> Classifier:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     # what it knows
 
     @property
     def store(self) -> Store:
         """The durable store, once there is one."""
-        if self._store is None and Store.exists(self.path):  # another process may have made it
-            self._store = Store.open(self.path)
+        if self._store is None and (found := self._found()) is not None:  # another process has made it
+            self._store = found
+            self.__dict__.pop("_encoder", None)  # to be checked against the store's
         if self._store is None:
             raise Misuse(f"there is no store at {self.path} yet: fit it with two classes or more first")
-        if not self._store.version:
-            raise Misuse(f"the store at {self.path} knows nothing yet: fit it with two classes or more first")
         return self._store
 
     @property
@@ -136,7 +157,8 @@ class Classifier:
 
         Settings that are not given are chosen by rehearsing on the base classes what is to come.
         """
-        if self._store is not None and self._store.version:
+        if (found := self._found()) is not None:
+            found.close()
             raise Misuse(f"the store at {self.path} is fitted already: teach it more with learn, or use another folder")
         groups = by_class(photos)
         if len(groups) < 2:
@@ -147,15 +169,15 @@ class Classifier:
         plan = rehearse(base, settings, unseen=unseen, seed=self.seed, device=self.device)
         engine = ConCM(plan.settings, seed=self.seed, device=self.device)
         engine.fit_base(base)
-        if self._store is None:
-            self._store = Store.create(self.path, self._meta())
-        if self._encoder.meta.get("recipe") is not None:
+        store = Store.create(self.path, self._meta())
+        if not unseen:
             self._encoder.save(self.path / "backbone.safetensors")
-        with self._store.writing(self._waiting, self._wait) as change:
-            if self._store.version:
-                raise ConcmError(f"the store at {self.path} was fitted by another process meanwhile")
+        with store.writing(self._waiting, self._wait) as change:
+            change.describe(self._meta())
             self._write(change, lesson, new=list(lesson.photos), base=True)
             self._commit(change, "fit", str(lesson), engine, Confidence.of(engine, plan.usual), first=True)
+        store.close()
+        self._store = Store.open(self.path)
         self.remarks = lesson.remarks + plan.remarks + engine.remarks
         return self
 
@@ -211,12 +233,12 @@ class Classifier:
         if top < 1:
             raise Misuse(f"at least one guess must be asked for, not {top}")
         self._known()
-        for item in encoded(self._encoder, pictures, title="predicting"):
+        for item in encoded(self._encoder, pictures, thumbnails=False, title="predicting"):
             if isinstance(item, BrokenPicture):
                 yield item
                 continue
             known = self._known()
-            scores = known.engine.scores(item.features[None]).cpu()
+            scores = known.scores(item.features[None])
             probabilities = known.confidence.probabilities(scores)[0]
             strange = bool(known.confidence.familiarity(scores)[0] < known.confidence.threshold(unknown_rate))
             best = probabilities.topk(min(top, len(probabilities)))
@@ -234,22 +256,27 @@ class Classifier:
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Probabilities (n, classes) in the order of `classes_`."""
-        items = [_whole(item) for item in encoded(self._encoder, _listed(pictures), title="predicting")]
+        self._known()
+        items = [
+            _whole(item) for item in encoded(self._encoder, _listed(pictures), thumbnails=False, title="predicting")
+        ]
         known = self._known()
         if not items:
             return np.zeros((0, len(known.engine.names)), np.float32)
-        scores = known.engine.scores(torch.stack([item.features for item in items])).cpu()
+        scores = known.scores(torch.stack([item.features for item in items]))
         return known.confidence.probabilities(scores).numpy()
 
     def evaluate(self, photos: Given, *, unknown_rate: float = UNKNOWN_RATE, broken: Broken = "refuse") -> Evaluation:
         """How well it does on labelled photos; those of classes that it does not know should be called unknown."""
         _check_rate(unknown_rate)
-        lesson = Lesson.of(self._encoder, by_class(photos), broken=broken, remember=True, distinct=False)
+        self._known()
+        groups = by_class(photos, taught=False)
+        lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True, distinct=False)
         known = self._known()
         names, base = known.engine.names, known.engine.memory.base
-        scores = known.engine.scores(lesson.features).cpu()
+        scores = known.scores(lesson.features)
         result = measure(scores, lesson.truth, names, base, known.confidence, unknown_rate, known.version)
-        source = "photos in memory" if isinstance(photos, Mapping) else os.fspath(photos)
+        source = "photos in memory" if isinstance(photos, Mapping) else printable(photos)
         self.remarks = lesson.remarks
         try:
             self.store.keep_evaluation(known.version, source, result.to_json(), self._waiting, self._wait)
@@ -275,6 +302,14 @@ class Classifier:
 
     # within
 
+    def _found(self) -> Store | None:
+        """The store, if it was ever fitted: one whose making was interrupted is no store yet."""
+        store = Store.open(self.path) if Store.exists(self.path) else None
+        if store is not None and not store.version:
+            store.close()
+            return None
+        return store
+
     @cached_property
     def _encoder(self) -> Encoder:
         """The frozen backbone, checked to be the one that the store's features come from."""
@@ -283,17 +318,18 @@ class Classifier:
             reference = self._store.meta["backbone"]
             own = self.path / "backbone.safetensors"
             reference = str(own) if own.exists() else reference
-        encoder = encoders.load(reference, natural(224)).to(torch.device(self.device))
-        if self._store is not None and encoder.weights != (made := self._store.meta["encoder"])["weights"]:
+        with torch.random.fork_rng(devices=[]):
+            encoder = encoders.load(reference, natural(224)).to(torch.device(self.device))
+        if self._store is not None and encoder.comparable != (made := self._store.meta["encoder"]):
             raise Misuse(
                 f"the store at {self.path} was made with {made['name']} of weights {made['weights']}; {reference} has "
-                f"weights {encoder.weights}"
+                f"weights {encoder.weights}, or sees pictures otherwise"
             )
         return encoder
 
     def _meta(self) -> dict[str, Any]:
         encoder = self._encoder
-        identity = {"backbone": encoder.name, "encoder": encoder.identity}
+        identity = {"backbone": encoder.name, "encoder": encoder.comparable}
         return {**identity, "seed": self.seed, "concm": __version__}
 
     def _all_photos(self, name: str, lesson: Lesson) -> Tensor:
@@ -326,7 +362,7 @@ class Classifier:
                 break
         engine = ConCM(Settings.from_json(state["settings"]), seed=self.store.meta["seed"], device=self.device)
         engine.load_state_dict(_part(tensors, "engine."))
-        return _Known(version, engine, Confidence.from_tensors(_part(tensors, "confidence."), engine))
+        return _Known(version, engine, engine.head, Confidence.from_tensors(_part(tensors, "confidence."), engine))
 
     def _known(self) -> _Known:
         """The current version; what another process learned meanwhile is seen at once."""
@@ -347,7 +383,9 @@ def _check_rate(rate: float) -> None:
         raise Misuse(f"the unknown rate is a share of photos, at least 0 and below 1, not {rate}")
 
 
-def _listed(pictures: Picture | Sequence[Picture]) -> list[Picture]:
+def _listed(pictures: Picture | Sequence[Picture] | Tensor) -> list[Picture]:
+    if isinstance(pictures, Tensor):
+        pictures = pictures.numpy()
     if isinstance(pictures, str | os.PathLike):
         return list(find([pictures]))
     if isinstance(pictures, np.ndarray) and pictures.ndim == 4:

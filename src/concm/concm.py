@@ -114,7 +114,7 @@ class ConCM:
         settings, memory = self.settings, self.memory
         mean, own = class_statistics(session, with_views=settings.views)
         mean = self.calibrated(session.names, mean)
-        if settings.spread == "borrowed":
+        if settings.spread == "borrowed" and memory.base:
             base = slice(memory.base)
             own = spread(own, mean, memory.mean[base], memory.std[base], settings.beta, settings.gamma)
         return mean, own
@@ -160,6 +160,8 @@ class ConCM:
         change in the expected cosine to a prototype is made up for.
         """
         settings, memory = self.settings, self.memory
+        if not memory.base:  # all of them were forgotten
+            return torch.zeros_like(self.structure[:, 0])
         likeness = self.structure.new_tensor(settings.likeness)
         expected = expected_cosine(likeness, memory.counts.clamp(min=1))
         published = likeness.sqrt() - expected_cosine(likeness, torch.tensor(5, device=self.device))
@@ -217,10 +219,14 @@ class ConCM:
             for name in ("projector", "calibrator")
         }
         hidden, dimension = parts["projector"]["inner.weight"].shape
-        self.projector = Projector(dimension, len(parts["projector"]["outer.bias"]), hidden).to(self.device)
+        trained = parts["calibrator"]
+        with torch.random.fork_rng(devices=[]):
+            self.projector = Projector(dimension, len(parts["projector"]["outer.bias"]), hidden).to(self.device)
+            self.calibrator = None
+            if trained:
+                self.calibrator = Calibrator(trained["features"], trained["vectors"], 1.0, self.settings.calibration)
         self.projector.load_state_dict(parts["projector"])
-        if trained := parts["calibrator"]:
-            self.calibrator = Calibrator(trained["features"], trained["vectors"], 1.0, self.settings.calibration)
+        if self.calibrator is not None:
             self.calibrator.scale = known["scale"]
             self.calibrator.to(self.device).load_state_dict(trained)
             self.calibrator.eval().requires_grad_(False)

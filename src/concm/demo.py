@@ -82,11 +82,13 @@ def groceries(out: Path, *, seed: int = 0, device: Literal["auto", "cpu", "cuda"
     )
     page = out / "index.html"
     write_whole(page, render("Groceries, taught a few photos at a time", lead, [*told, figures]).encode())
+    zoo.close()
     say(f"wrote {page}; the classifier is in {zoo.path} ({time.perf_counter() - begun:.0f} s)")
 
 
 def _new(path: Path, device: Literal["auto", "cpu", "cuda"]) -> Classifier:
     if Store.exists(path):
+        Store.open(path).close()  # refuses what is not ours
         shutil.rmtree(path)
     return Classifier(path, device=device)
 

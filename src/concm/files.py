@@ -63,7 +63,7 @@ def load_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
             return {name: file.get_tensor(name) for name in file.keys()}, json.loads(head["meta"])  # noqa: SIM118
     except FileNotFoundError as error:
         raise ConcmError(f"no {what} file at {path}") from error
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
         raise ConcmError(
             f"{path} is damaged or not a {what} file ({error}); make it again or get another copy"
         ) from error

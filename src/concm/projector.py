@@ -31,7 +31,8 @@ class Projector(nn.Module):
     def widen(self, width: int) -> None:
         """More dimensions with the function unchanged: the new ones are zero until training moves them."""
         old = self.outer
-        self.outer = nn.Linear(old.in_features, width, device=old.weight.device, dtype=old.weight.dtype)
+        like = {"device": old.weight.device, "dtype": old.weight.dtype}
+        self.outer = nn.utils.skip_init(nn.Linear, old.in_features, width, **like)  # type: ignore[no-untyped-call]
         self.outer.weight.zero_()[: old.out_features] = old.weight
         self.outer.bias.zero_()[: old.out_features] = old.bias
 

@@ -160,12 +160,17 @@ def _usual(scenes: list[_Scene], classes: int, settings: Settings) -> Usual:
         for group, chosen in enumerate((taken < scene.base, taken >= scene.base)):
             excess[group].append(beyond[chosen])
     both = [torch.cat(parts) for parts in excess]
-    if len(both[1]) < 10:
-        both[1] = both[0]
+    apart = len(both[1]) >= 10 and len(both[0]) > 0
+    both = both if apart else [torch.cat(both)] * 2
     shift = torch.stack([part.mean() for part in both])
-    width = torch.stack([part.std() * math.sqrt(1 + 1 / len(part)) for part in both]).clamp(min=1e-3)
-    familiar = torch.cat([(part - shift[at]) / width[at] for at, part in enumerate(both)])
+    width = torch.stack([_spread(part) for part in both]).clamp(min=1e-3)
+    familiar = torch.cat([(part - shift[at]) / width[at] for at, part in enumerate(both[: 1 + apart])])
     return Usual(expected, common, shift, width, _quantiles(familiar), _temperature(scenes))
+
+
+def _spread(values: Tensor) -> Tensor:
+    """The standard deviation that the next value has from the mean of these."""
+    return values.std(correction=min(1, len(values) - 1)) * math.sqrt(1 + 1 / len(values))
 
 
 def _quantiles(familiar: Tensor) -> Tensor:

@@ -123,7 +123,12 @@ class Store:
             raise ConcmError(f"cannot make a store at {path}: {error.strerror or error}") from error
         with database.sentences(path), database.locked(path, None, None):
             if cls.exists(path):
-                raise ConcmError(f"there is already a store at {path}; open it, or choose another folder")
+                with cls(path) as old:
+                    if old.version:
+                        raise ConcmError(f"there is already a store at {path}; open it, or choose another folder")
+                with closing(database.connect(path)) as db:  # its making was interrupted, or goes on elsewhere
+                    db.execute("UPDATE store SET meta = ?", (json.dumps(meta),))
+                return cls(path)
             with replacing(database.file(path)) as draft, closing(database.connect(path, draft.name)) as db:
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("BEGIN")
@@ -299,6 +304,12 @@ class Change:
         if not self._open.in_transaction:  # a statement would now stand alone, and be visible at once
             raise RuntimeError("this change is over; begin another with store.writing()")
         return self._open
+
+    def describe(self, meta: Mapping[str, Any]) -> None:
+        """Say what features depend on, as `create` did: another process may have said otherwise since."""
+        if self._db.execute("SELECT count(*) FROM versions").fetchone()[0] > 1:
+            raise ConcmError(f"the store at {self._path} has been made by another process meanwhile")
+        self._db.execute("UPDATE store SET meta = ?", (json.dumps(meta),))
 
     def add_class(self, name: str, base: bool) -> None:
         """Add a class, as the engine's last column."""

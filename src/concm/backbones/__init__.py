@@ -75,6 +75,7 @@ def find(name: str) -> Backbone:
     own = Backbone(name, name, 0, "from an import path")
     try:
         network = own.build()
+        network.eval()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise Misuse(f"cannot import the backbone {name!r}: {error}") from error
     return Backbone(

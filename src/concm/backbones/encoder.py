@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,6 +46,12 @@ class Encoder:
             "transform": asdict(self.transform),
             "mirror": self.mirror,
         }
+
+    @property
+    def comparable(self) -> dict[str, Any]:
+        """The identity as a file gives it back."""
+        found: dict[str, Any] = json.loads(json.dumps(self.identity))
+        return found
 
     def to(self, device: torch.device) -> Encoder:
         """Move to a device, in eval mode and in the layout that is fastest for convolutions."""

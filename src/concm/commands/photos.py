@@ -31,7 +31,7 @@ class Access:
     "Seconds to wait for another process that is changing the store."
 
     def open(self, store: Path, backbone: str | None = None, seed: int = 0) -> Classifier:
-        """The classifier in that folder, made or yet to be made."""
+        """The classifier in that folder, made or yet to be made; to be closed."""
         from concm.classifier import Classifier
 
         def waiting() -> None:
@@ -69,9 +69,10 @@ def fit(
     json
         Print what was done as JSON.
     """
-    zoo, begun = access.open(store, backbone, seed), time.perf_counter()
-    zoo.fit(photos, broken=broken)
-    _told(zoo, begun, json)
+    with access.open(store, backbone, seed) as zoo:
+        begun = time.perf_counter()
+        zoo.fit(photos, broken=broken)
+        _told(zoo, begun, json)
 
 
 def learn(
@@ -98,16 +99,14 @@ def learn(
     json
         Print what was done as JSON.
     """
-    zoo, begun = access.open(store), time.perf_counter()
-    if images:
+    if not images and not Path(what).is_dir():
+        raise Misuse(f"no folder at {what}; give a folder of class folders, or a class name and then its photos")
+    with access.open(store) as zoo:
         from concm.data.photos import find
 
-        zoo.learn({what: find(images)}, broken=broken)
-    elif Path(what).is_dir():
-        zoo.learn(what, broken=broken)
-    else:
-        raise Misuse(f"no folder at {what}; give a folder of class folders, or a class name and then its photos")
-    _told(zoo, begun, json)
+        begun = time.perf_counter()
+        zoo.learn({what: find(images)} if images else what, broken=broken)
+        _told(zoo, begun, json)
 
 
 def predict(
@@ -140,15 +139,16 @@ def predict(
     from concm.data.photos import find
     from concm.report.classifier import show_prediction
 
-    zoo, broken = access.open(store), 0
-    for found in zoo.stream(find(images), unknown_rate=unknown_rate, top=top):
-        if isinstance(found, BrokenPicture):
-            broken += 1
-            complain(str(found))
-        elif json:
-            _print(asdict(found), lines=True)
-        else:
-            show_prediction(found)
+    broken = 0
+    with access.open(store) as zoo:
+        for found in zoo.stream(find(images), unknown_rate=unknown_rate, top=top):
+            if isinstance(found, BrokenPicture):
+                broken += 1
+                complain(str(found))
+            elif json:
+                _print(asdict(found), lines=True)
+            else:
+                show_prediction(found)
     if broken:
         raise ConcmError(f"files that could not be read: {broken}")
 
@@ -176,19 +176,19 @@ def show(
     from concm.report import classifier as report
     from concm.report.text import say
 
-    zoo = access.open(store)
-    if card is not None:
-        write_whole(card, report.card(zoo).encode())
-        say(f"wrote {card}")
-    elif json:
-        listed = {
-            "classes": [asdict(row) for row in zoo.classes],
-            "history": [asdict(row) for row in zoo.history],
-            "evaluations": [asdict(row) for row in zoo.store.evaluations()],
-        }
-        _print({"store": str(store), "version": zoo.version, "made_with": zoo.store.meta, **listed})
-    else:
-        report.show_classes(zoo)
+    with access.open(store) as zoo:
+        if card is not None:
+            write_whole(card, report.card(zoo).encode())
+            say(f"wrote {card}")
+        elif json:
+            listed = {
+                "classes": [asdict(row) for row in zoo.classes],
+                "history": [asdict(row) for row in zoo.history],
+                "evaluations": [asdict(row) for row in zoo.store.evaluations()],
+            }
+            _print({"store": str(store), "version": zoo.version, "made_with": zoo.store.meta, **listed})
+        else:
+            report.show_classes(zoo)
 
 
 def forget(store: Path, name: str, /, *, json: bool = False, access: Access = Access()) -> None:  # noqa: B008
@@ -203,9 +203,10 @@ def forget(store: Path, name: str, /, *, json: bool = False, access: Access = Ac
     json
         Print what was done as JSON.
     """
-    zoo, begun = access.open(store), time.perf_counter()
-    zoo.forget(name)
-    _told(zoo, begun, json)
+    with access.open(store) as zoo:
+        begun = time.perf_counter()
+        zoo.forget(name)
+        _told(zoo, begun, json)
 
 
 def undo(store: Path, /, *, json: bool = False, access: Access = Access()) -> None:  # noqa: B008
@@ -220,7 +221,8 @@ def undo(store: Path, /, *, json: bool = False, access: Access = Access()) -> No
     """
     from concm.report.text import say
 
-    line = access.open(store).undo()
+    with access.open(store) as zoo:
+        line = zoo.undo()
     if json:
         _print(asdict(line))
     else:
@@ -254,8 +256,8 @@ def evaluate(
     """
     from concm.report.classifier import show_evaluation
 
-    zoo = access.open(store)
-    result = zoo.evaluate(photos, unknown_rate=unknown_rate, broken=broken)
+    with access.open(store) as zoo:
+        result = zoo.evaluate(photos, unknown_rate=unknown_rate, broken=broken)
     for remark in zoo.remarks:
         complain(remark)
     if json:
@@ -285,7 +287,9 @@ def export(
     """
     from concm.report.text import say
 
-    for path in access.open(store).export(onnx, structure):
+    with access.open(store) as zoo:
+        written = zoo.export(onnx, structure)
+    for path in written:
         say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -35,6 +36,8 @@ class Lesson:
         distinct: bool = True,
     ) -> Lesson:
         """Features of all pictures; what is broken, or there twice unless it need not be `distinct`, is refused."""
+        if broken not in get_args(Broken):
+            raise Misuse(f"what is broken is one of {', '.join(get_args(Broken))}, not {broken!r}")
         every = [(name, picture) for name, pictures in groups.items() for picture in pictures]
         items = encoded(encoder, [picture for _, picture in every], remember=remember, title="reading photos")
         found: dict[str, list[Encoded]] = {name: [] for name in groups}

@@ -72,7 +72,12 @@ def _openable(picture: Picture) -> bytes | Path | Image.Image:
 
 def called(picture: Picture, number: int) -> str:
     """What to call a picture: its path, or its place among those given."""
-    return os.fspath(picture) if isinstance(picture, str | os.PathLike) else f"picture {number + 1}"
+    return printable(picture) if isinstance(picture, str | os.PathLike) else f"picture {number + 1}"
+
+
+def printable(path: str | os.PathLike[str]) -> str:
+    """A path as a line of text, whatever its bytes are."""
+    return "".join(letter if letter.isprintable() else "�" for letter in os.fsencode(path).decode(errors="replace"))
 
 
 def checked_name(name: object) -> str:
@@ -108,12 +113,15 @@ def find(words: Iterable[str | os.PathLike[str]]) -> list[Path]:
     return list(found)
 
 
-def by_class(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, list[Picture]]:
-    """Pictures by class name, from a folder of class folders or a mapping; no class is empty."""
+def by_class(source: str | os.PathLike[str] | Mapping[str, Any], *, taught: bool = True) -> dict[str, list[Picture]]:
+    """Pictures by class name, from a folder of class folders or a mapping; no class is empty.
+
+    Where they are not to be taught, there may be photos of unknown classes, called so.
+    """
     given = source if isinstance(source, Mapping) else _class_folders(Path(source))
     groups: dict[str, list[Picture]] = {}
     for key, value in given.items():
-        name = checked_name(key)
+        name = key if not taught and key == UNKNOWN else checked_name(key)
         if name in groups:
             raise Misuse(f"class {name!r} is given twice")
         groups[name] = _pictures(value)
@@ -127,6 +135,8 @@ def by_class(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, li
 def _pictures(value: Any) -> list[Picture]:
     if isinstance(value, str | os.PathLike):
         return list(find([value]))
+    if isinstance(value, np.ndarray) and value.ndim == 4:
+        return list(value)
     if isinstance(value, bytes | Image.Image | np.ndarray):
         return [value]
     if not isinstance(value, Iterable):

@@ -25,7 +25,7 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Encoded:
-    """What is kept of a photo: an identity, a small JPEG, and its features (d,)."""
+    """What is kept of a photo: an identity, a small JPEG if it was asked for, and its features (d,)."""
 
     name: str
     digest: str
@@ -42,7 +42,12 @@ class _Waiting:
 
 
 def encoded(
-    encoder: Encoder, pictures: Sequence[Picture], *, remember: bool = False, title: str = "photos"
+    encoder: Encoder,
+    pictures: Sequence[Picture],
+    *,
+    remember: bool = False,
+    thumbnails: bool = True,
+    title: str = "photos",
 ) -> Iterator[Encoded | BrokenPicture]:
     """Each picture's features in order, or why it has none; `remember` spares files that were encoded before."""
     cache = FeatureCache(encoder) if remember else None
@@ -65,16 +70,16 @@ def encoded(
         for item in in_threads(read, list(enumerate(pictures)), title):
             pile.append(item)
             if len(pile) == BATCH:
-                yield from _developed(encoder, pile, cache)
+                yield from _developed(encoder, pile, cache, thumbnails)
                 pile = []
-        yield from _developed(encoder, pile, cache)
+        yield from _developed(encoder, pile, cache, thumbnails)
     finally:
         if cache is not None:
             cache.close()
 
 
 def _developed(
-    encoder: Encoder, pile: list[_Waiting | Encoded | BrokenPicture], cache: FeatureCache | None
+    encoder: Encoder, pile: list[_Waiting | Encoded | BrokenPicture], cache: FeatureCache | None, thumbnails: bool
 ) -> list[Encoded | BrokenPicture]:
     """The pile with its photos encoded, all of them at once."""
     waiting = [item for item in pile if isinstance(item, _Waiting)]
@@ -83,7 +88,8 @@ def _developed(
         pixels = torch.from_numpy(np.stack([item.photo.pixels for item in waiting])).to(encoder.device)
         features = encoder(pixels).clone()  # such that one can learn from them: the encoder's own are for inference
         for item, own in zip(waiting, features, strict=True):
-            done[id(item)] = Encoded(item.photo.name, item.photo.digest, item.photo.thumbnail(), own)
+            small = item.photo.thumbnail() if thumbnails else b""
+            done[id(item)] = Encoded(item.photo.name, item.photo.digest, small, own)
     if cache is not None:
         cache.put([(item.key, done[id(item)]) for item in waiting if item.key is not None])
     return [done[id(item)] if isinstance(item, _Waiting) else item for item in pile]

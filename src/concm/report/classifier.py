@@ -70,7 +70,7 @@ def card(zoo: Classifier) -> str:
     encoder = meta["encoder"]
     base = sum(row.base for row in classes)
     lines = [
-        f"# {zoo.path.absolute().name}",
+        f"# {zoo.path.resolve().name}",
         "",
         f"An image classifier of {len(classes)} classes ({base} from the start, {len(classes) - base} learned later), "
         f"version {zoo.version}, made with concm {meta['concm']}: a frozen backbone, and classes that are added from a "
@@ -109,7 +109,7 @@ def card(zoo: Classifier) -> str:
         "```python",
         "import concm",
         "",
-        f'classifier = concm.Classifier("{zoo.path.name}")',
+        f'classifier = concm.Classifier("{zoo.path.resolve().name}")',
         'classifier.predict(["photo.jpg"])',
         "```",
         "",

@@ -20,7 +20,7 @@ from concm.progress import track
 from concm.report.figures import by_session
 from concm.semantics.semantics import Meaning
 
-out = Console(highlight=False, soft_wrap=True)
+out = Console(highlight=False, soft_wrap=True, emoji=False)
 
 
 def say(sentence: str) -> None:
@@ -31,7 +31,7 @@ def say(sentence: str) -> None:
 def print_whole(table: Table) -> None:
     """Print a table at its full width, however narrow the terminal: a cut figure is no figure."""
     width = Measurement.get(out, out.options.update(max_width=1000), table).maximum
-    Console(highlight=False, width=max(width, out.width)).print(table)
+    Console(highlight=False, emoji=False, width=max(width, out.width)).print(table)
 
 
 def ruled(*columns: str, title: str | None = None) -> Table:

@@ -15,7 +15,8 @@ from concm.errors import Misuse
 from concm.evaluation.conformance import BASE, World
 from concm.methods import choose
 from concm.methods.c_fscil import CFSCIL, CFSCILSettings, log_loss, nudged, nudging_loss, similarity, softabs
-from concm.methods.cec import CEC, Attention, CECSettings, descend, draw_each, pseudo_incremental
+from concm.methods.cec import CEC, Attention, CECSettings, draw_each, pseudo_incremental
+from concm.methods.descent import descend, falling
 from concm.methods.limit import LIMIT, LIMITSettings
 from concm.methods.meta_nc import MetaNC, MetaNCSettings, collapse_loss
 from concm.methods.ncm import NCM
@@ -167,7 +168,8 @@ def test_descent_is_that_of_torch_with_momentum_decay_and_steps_of_the_rate():
         (matrix @ theirs).square().mean().backward()
         optimiser.step()
         schedule.step()
-    descend([ours], lambda: (matrix @ ours).square().mean(), steps=20, lr=0.01, period=0.2, decay=0.5, weight_decay=0.1)
+    rates = falling(0.01, 20, 0.2, 0.5)
+    descend([ours], lambda: (matrix @ ours).square().mean(), rates, nesterov=True, weight_decay=0.1)
     torch.testing.assert_close(ours, theirs)
 
 

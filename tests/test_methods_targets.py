@@ -15,7 +15,8 @@ from concm.data.sessions import Session
 from concm.errors import Misuse
 from concm.evaluation.conformance import BASE, World
 from concm.methods import TOTAL, choose
-from concm.methods.nc_fscil import balance, descend, dot_regression, warmed_cosine
+from concm.methods.descent import descend, warmed_cosine
+from concm.methods.nc_fscil import balance, dot_regression
 from concm.methods.orco import class_directions, occupied, orthogonality, versions
 
 torch.set_num_threads(1)
@@ -116,13 +117,11 @@ def test_presets_have_the_authors_steps():
 
 @pytest.mark.parametrize("dampening", [0.0, 0.9])
 def test_descent_is_torch_s_sgd(dampening):
-    """With dampening torch leaves the first step undamped, so there it starts from a gradient of zero."""
     start, target = random(4), random(4, seed=1)
     mine, theirs = start.clone().requires_grad_(), start.clone().requires_grad_()
     rates = list(warmed_cosine(0.1, 20, 3))
-    descend([mine], lambda: (mine - target).square().sum(), rates, 0.9, 0.01, dampening)
+    descend([mine], lambda: (mine - target).square().sum(), rates, weight_decay=0.01, dampening=dampening)
     optimiser = torch.optim.SGD([theirs], lr=0.0, momentum=0.9, weight_decay=0.01, dampening=dampening)
-    optimiser.state[theirs]["momentum_buffer"] = torch.zeros_like(theirs)
     for rate in rates:
         optimiser.param_groups[0]["lr"] = rate
         optimiser.zero_grad()
@@ -149,7 +148,7 @@ def test_the_targets_minimise_the_orthogonality_loss(count, width):
     least = math.log(math.e + (count - 1) * math.exp(-1 / (count - 1)))
     assert float(orthogonality(targets)) == pytest.approx(least, abs=1e-9)
     vectors = random(count, width).requires_grad_()
-    descend([vectors], lambda: orthogonality(F.normalize(vectors)), [count / 2] * 200, 0.0, 0.0)
+    descend([vectors], lambda: orthogonality(F.normalize(vectors)), [count / 2] * 200, momentum=0.0)
     assert float(orthogonality(F.normalize(vectors.detach()))) >= least - 1e-9
 
 

@@ -24,6 +24,7 @@ def bench(
     out: Path = Path("runs/bench"),
     json: Path | None = None,
     figure: Path | None = None,
+    leaderboard: Path | None = None,
     jobs: int | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> None:
@@ -35,7 +36,7 @@ def bench(
         A scenario whose bank ships with concm (cifar100 by default); with `--bank`, the one it must be of.
     method
         A method (see `concm methods`), with settings if you like: `concm:alpha=0.5,structure=fixed,total=100`, or a
-        preset: `concm:published`. May be given several times; the controls run in any case.
+        preset: `concm:published`. May be given several times, and `all` is all of them; the controls run in any case.
     draws
         Draws of the shots; figures are means over them.
     seeds
@@ -58,6 +59,8 @@ def bench(
         Also write the table, as JSON.
     figure
         The picture; by default bench.png beside the results.
+    leaderboard
+        Also write a page of Markdown with all rows, and its picture beside it.
     jobs
         Runs at a time; by default one a core, and one at a time on a GPU.
     device
@@ -71,10 +74,12 @@ def bench(
     chosen = Machine(device=device).accelerator()
     from concm.evaluation.bench import Source, Task, cores, finish
     from concm.evaluation.controls import METHODS
+    from concm.methods import entries
 
     source = Source(scenario, bank, way, shot, sessions)
     loaded = source.bank()
-    labels = list(dict.fromkeys([*(method or ["concm"]), *METHODS]))
+    asked = [name for word in method or ["concm"] for name in (entries() if word == "all" else [word])]
+    labels = list(dict.fromkeys([*asked, *METHODS]))
     draws = 1 if splits else draws
     tasks = [
         Task(source, label, seed + at, seed + at + 1000 * repeat, splits, chosen)
@@ -92,7 +97,11 @@ def bench(
     if json is not None:
         report.write_json(json, loaded, rows, draws)
         written.append(json)
-    text.say(f"wrote {' and '.join(map(str, written))}; one result file a run in {out}")
+    if leaderboard is not None:
+        from concm.report.leaderboard import write
+
+        written += write(leaderboard, loaded, rows, draws)
+    text.say(f"wrote {', '.join(map(str, written))}; one result file a run in {out}")
 
 
 def conformance(method: str, /) -> None:

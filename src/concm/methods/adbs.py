@@ -22,7 +22,8 @@ from torch import Tensor
 from concm.data.sessions import Session
 from concm.errors import Misuse
 from concm.methods import method
-from concm.methods.imprint import BaseTraining, descend, learned_rows
+from concm.methods.descent import descend
+from concm.methods.imprint import BaseTraining, learned_rows
 from concm.methods.learner import Learner, class_means
 
 
@@ -88,10 +89,12 @@ class ADBS(Learner):
         session = session.to(self.device)
         self.weights = torch.cat([self.weights, F.normalize(class_means(session))])
         cosines = F.normalize(session.features) @ self.weights.T
-        new, momenta = self.margins.mean().repeat(len(session.classes)).requires_grad_(), list[Tensor | None]([None])
-        for _ in range(self.settings.steps):
-            loss = self._loss(cosines, session.labels, self.weights, torch.cat([self.margins, new]))
-            descend([new], loss, momenta, lr=self.settings.lr, dampening=0.9)
+        new = self.margins.mean().repeat(len(session.classes)).requires_grad_()
+
+        def loss() -> Tensor:
+            return self._loss(cosines, session.labels, self.weights, torch.cat([self.margins, new]))
+
+        descend([new], loss, [self.settings.lr] * self.settings.steps, dampening=0.9)
         self.margins = torch.cat([self.margins, new.detach()])
 
     def scores(self, features: Tensor) -> Tensor:

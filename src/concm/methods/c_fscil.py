@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from concm.data.sessions import Session
 from concm.errors import Misuse
 from concm.methods import method
-from concm.methods.cec import descend, draw_each
+from concm.methods.cec import draw_each
+from concm.methods.descent import descend, falling
 from concm.methods.learner import Learner, class_means
 
 
@@ -85,7 +86,13 @@ class Hyperdimensional(Learner):
             prototypes, queries = images[:, : settings.shot].mean(1), images[:, settings.shot :].flatten(0, 1)
             return self.episode_loss(similarity(queries, prototypes), labels)
 
-        descend(self.layer.parameters(), loss, steps=settings.steps, lr=settings.lr, period=3 / 7, decay=0.1)
+        descend(
+            self.layer.parameters(),
+            loss,
+            falling(settings.lr, settings.steps, 3 / 7, 0.1),
+            nesterov=True,
+            weight_decay=5e-4,
+        )
 
     def learn(self, session: Session) -> None:
         """Add the mean of each new class's shots."""
@@ -137,7 +144,7 @@ class CFSCIL(Hyperdimensional):
         def loss() -> Tensor:
             return -F.cosine_similarity(self.layer(self.means).tanh(), targets.tanh()).mean()
 
-        descend(self.layer.parameters(), loss, steps=steps, lr=settings.align_lr, weight_decay=0.0)
+        descend(self.layer.parameters(), loss, [settings.align_lr] * steps, nesterov=True)
 
 
 def similarity(embedded: Tensor, prototypes: Tensor) -> Tensor:
@@ -168,5 +175,5 @@ def nudging_loss(moved: Tensor, prototypes: Tensor) -> Tensor:
 def nudged(prototypes: Tensor, steps: int, lr: float) -> Tensor:
     """Prototypes (c, d) after steps of descent on `nudging_loss`."""
     moved = prototypes.clone().requires_grad_()
-    descend([moved], lambda: nudging_loss(moved, prototypes), steps=steps, lr=lr, weight_decay=0.0)
+    descend([moved], lambda: nudging_loss(moved, prototypes), [lr] * steps, nesterov=True)
     return moved.detach()

@@ -11,7 +11,6 @@ scattered, as this encoder shows what it was not trained on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from concm.data.sessions import Session
 from concm.errors import Misuse
 from concm.methods import method
+from concm.methods.descent import descend, falling
 from concm.methods.learner import Learner, class_means
 
 DROPOUT = 0.5
@@ -159,14 +159,8 @@ class CEC(Evolving):
             prototypes = images[:, : settings.shot].mean(1)
             return self.episode_loss(prototypes, queries.flatten(0, 1), labels, settings.scale)
 
-        descend(
-            self.attention.parameters(),
-            loss,
-            steps=settings.steps,
-            lr=settings.lr,
-            period=settings.period,
-            decay=settings.decay,
-        )
+        rates = falling(settings.lr, settings.steps, settings.period, settings.decay)
+        descend(self.attention.parameters(), loss, rates, nesterov=True, weight_decay=5e-4)
 
 
 def pseudo_incremental(base: Session, way: int, each: int, generator: torch.Generator) -> Tensor:
@@ -183,30 +177,3 @@ def draw_each(labels: Tensor, each: int, generator: torch.Generator) -> Tensor:
     order = shuffled[labels[shuffled].argsort(stable=True)]
     counts = labels.bincount()[:, None]
     return order[counts.cumsum(0) - counts + torch.arange(each, device=labels.device) % counts]
-
-
-def descend(
-    parameters: Iterable[Tensor],
-    loss: Callable[[], Tensor],
-    *,
-    steps: int,
-    lr: float,
-    period: float = 1.0,
-    decay: float = 1.0,
-    momentum: float = 0.9,
-    weight_decay: float = 5e-4,
-) -> None:
-    """SGD with Nesterov's momentum; the rate falls by `decay` after each `period`, a share of all steps.
-
-    By hand, because torch's optimiser classes import its compiler, which takes seconds.
-    """
-    weights = list(parameters)
-    speeds = [torch.zeros_like(weight) for weight in weights]
-    for step in range(steps):
-        rate = lr * decay ** int(step / steps / period + 1e-9)
-        gradients = torch.autograd.grad(loss(), weights)
-        with torch.no_grad():
-            for weight, speed, gradient in zip(weights, speeds, gradients, strict=True):
-                slope = gradient.add(weight, alpha=weight_decay)
-                speed.mul_(momentum).add_(slope)
-                weight.sub_(slope.add_(speed, alpha=momentum), alpha=rate)

@@ -12,17 +12,17 @@ out of the learned rows, and imprinted rows keep it: with non-negative features 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.optim.sgd import sgd  # the function: its class imports all of torch.compile, which takes seconds
 
 from concm.data.sessions import Session
 from concm.errors import Misuse
 from concm.methods import method
+from concm.methods.descent import descend, warmed_cosine
 from concm.methods.learner import Learner
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -109,39 +109,19 @@ def learned_rows(
     """Unit rows (classes, d) of a cosine classifier, trained from random ones; `others` are trained with them."""
     units, shape = F.normalize(base.features), (len(base.classes), base.features.shape[1])
     rows = F.normalize(torch.randn(shape, generator=generator, device=units.device)).requires_grad_()
-    weights, momenta = [rows, *others], list[Tensor | None]([None] * (1 + len(others)))
-    for epoch in range(settings.epochs):
-        lr = settings.lr * (1 + math.cos(math.pi * epoch / settings.epochs)) / 2
-        order = torch.randperm(len(units), generator=generator, device=units.device)
-        for chosen in torch.split(order, settings.batch):
-            unit_rows = F.normalize(rows)
-            value = loss(units[chosen] @ unit_rows.T, base.labels[chosen], unit_rows)
-            descend(weights, value, momenta, lr=lr, nesterov=True, weight_decay=settings.weight_decay)
+    each = math.ceil(len(units) / settings.batch)
+
+    def batches() -> Iterator[Tensor]:
+        while True:
+            order = torch.randperm(len(units), generator=generator, device=units.device)
+            yield from torch.split(order, settings.batch)
+
+    drawn = batches()
+
+    def value() -> Tensor:
+        chosen, unit_rows = next(drawn), F.normalize(rows)
+        return loss(units[chosen] @ unit_rows.T, base.labels[chosen], unit_rows)
+
+    rates = (rate for rate in warmed_cosine(settings.lr, settings.epochs) for _ in range(each))
+    descend([rows, *others], value, rates, nesterov=True, weight_decay=settings.weight_decay)
     return F.normalize(rows.detach())
-
-
-def descend(
-    weights: list[Tensor],
-    loss: Tensor,
-    momenta: list[Tensor | None],
-    *,
-    lr: float,
-    dampening: float = 0.0,
-    nesterov: bool = False,
-    weight_decay: float = 0.0,
-) -> None:
-    """One step of SGD with momentum 0.9; `weights` and `momenta` are changed in place."""
-    gradients = list(torch.autograd.grad(loss, weights))
-    with torch.no_grad():
-        sgd(
-            weights,
-            gradients,
-            momenta,
-            lr=lr,
-            momentum=0.9,
-            dampening=dampening,
-            nesterov=nesterov,
-            weight_decay=weight_decay,
-            maximize=False,
-            foreach=False,
-        )

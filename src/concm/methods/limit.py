@@ -18,7 +18,8 @@ from torch import Tensor
 from concm.data.sessions import Session
 from concm.errors import Misuse
 from concm.methods import method
-from concm.methods.cec import Evolving, descend, draw_each
+from concm.methods.cec import Evolving, draw_each
+from concm.methods.descent import descend, falling
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,8 @@ class LIMIT(Evolving):
             prototypes, queries, labels = self.task(base)
             return self.episode_loss(prototypes, queries, labels, settings.scale)
 
-        descend(
-            self.attention.parameters(),
-            loss,
-            steps=settings.steps,
-            lr=settings.lr,
-            period=settings.period,
-            decay=settings.decay,
-        )
+        rates = falling(settings.lr, settings.steps, settings.period, settings.decay)
+        descend(self.attention.parameters(), loss, rates, nesterov=True, weight_decay=5e-4)
 
     def task(self, base: Session) -> tuple[Tensor, Tensor, Tensor]:
         """Classifiers (base, d) of which some are prototypes of few shots, and queries with labels of all classes."""

@@ -8,8 +8,6 @@ the base session too trains the neck alone, without mixed images, and pooled fea
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,6 +19,7 @@ from concm import geometry
 from concm.data.sessions import Session
 from concm.errors import Misuse
 from concm.methods import TOTAL, method
+from concm.methods.descent import descend, warmed_cosine
 from concm.methods.learner import Learner, class_means
 
 
@@ -180,8 +179,8 @@ class NCFSCIL(Learner):
             one, two = ((self.simplex[wanted[at]], scale[at]) for at in (slice(None), other))
             return (dot_regression(mixed, *one) + dot_regression(mixed, *two)) / 2
 
-        rates = warmed_cosine(lr, steps, 5)
-        descend(self.neck.parameters(), loss, rates, self.settings.momentum, self.settings.weight_decay)
+        rates, momentum = warmed_cosine(lr, steps, 5), self.settings.momentum
+        descend(self.neck.parameters(), loss, rates, momentum=momentum, weight_decay=self.settings.weight_decay)
 
     @torch.no_grad()
     def scores(self, features: Tensor) -> Tensor:
@@ -198,28 +197,3 @@ def balance(labels: Tensor) -> Tensor:
     """√(mean count ∕ count) of each label's class in the batch (n,): one for all where classes are balanced."""
     counts = torch.bincount(labels)
     return (counts[counts > 0].float().mean() / counts[labels]).sqrt()
-
-
-def warmed_cosine(lr: float, steps: int, warm: int) -> Iterator[float]:
-    """A rate for each step: linear to the peak, then half a cosine to zero."""
-    for step in range(steps):
-        yield lr * min(1.0, (step + 1) / (warm + 1)) * (1 + math.cos(math.pi * step / steps)) / 2
-
-
-def descend(
-    parameters: Iterable[Tensor],
-    loss: Callable[[], Tensor],
-    rates: Iterable[float],
-    momentum: float,
-    weight_decay: float,
-    dampening: float = 0.0,
-) -> None:
-    """SGD, one step a rate; torch's own class imports all of torch.compile, which takes seconds."""
-    weights = list(parameters)
-    velocities = [torch.zeros_like(weight) for weight in weights]
-    for rate in rates:
-        gradients = torch.autograd.grad(loss(), weights)
-        with torch.no_grad():
-            for weight, gradient, velocity in zip(weights, gradients, velocities, strict=True):
-                velocity.mul_(momentum).add_(gradient.add(weight, alpha=weight_decay), alpha=1 - dampening)
-                weight.sub_(velocity, alpha=rate)

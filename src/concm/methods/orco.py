@@ -22,8 +22,8 @@ from concm.data.sessions import Session
 from concm.errors import Misuse
 from concm.losses import supervised_contrast
 from concm.methods import EXEMPLARS, TOTAL, VIEWS, method
+from concm.methods.descent import descend, warmed_cosine
 from concm.methods.learner import Learner
-from concm.methods.nc_fscil import descend, warmed_cosine
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class OrCo(Learner):
             return contrast + matching + orthogonality(occupied(vectors, labels, self.targets))
 
         rates, momentum = warmed_cosine(lr, steps, steps // 10), settings.momentum
-        descend(self.projector.parameters(), loss, rates, momentum, 0.0, dampening=momentum)
+        descend(self.projector.parameters(), loss, rates, momentum=momentum, dampening=momentum)
 
     @torch.no_grad()
     def scores(self, features: Tensor) -> Tensor:

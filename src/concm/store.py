@@ -130,12 +130,12 @@ class Store:
                     db.execute("UPDATE store SET meta = ?", (json.dumps(meta),))
                 return cls(path)
             with replacing(database.file(path)) as draft, closing(database.connect(path, draft.name)) as db:
-                db.execute("PRAGMA journal_mode = WAL")
                 db.execute("BEGIN")
                 db.execute(f"PRAGMA application_id = {database.APPLICATION}")
                 database.upgrade(db, 0)
                 db.execute("INSERT INTO store VALUES (?)", (json.dumps(meta),))
                 db.execute("COMMIT")
+                db.execute("PRAGMA journal_mode = WAL")  # after: now all is in the one file that takes its place
             database.sync(path)
             database.sync(path.absolute().parent)
         return cls(path)

@@ -122,6 +122,7 @@ def test_descent_is_torch_s_sgd(dampening):
     rates = list(warmed_cosine(0.1, 20, 3))
     descend([mine], lambda: (mine - target).square().sum(), rates, weight_decay=0.01, dampening=dampening)
     optimiser = torch.optim.SGD([theirs], lr=0.0, momentum=0.9, weight_decay=0.01, dampening=dampening)
+    optimiser.state[theirs]["momentum_buffer"] = torch.zeros_like(theirs)  # torch's own leaves the first undamped
     for rate in rates:
         optimiser.param_groups[0]["lr"] = rate
         optimiser.zero_grad()

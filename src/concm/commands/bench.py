@@ -101,7 +101,7 @@ def bench(
         from concm.report.leaderboard import write
 
         written += write(leaderboard, loaded, rows, draws)
-    text.say(f"wrote {', '.join(map(str, written))}; one result file a run in {out}")
+    text.say(f"wrote {' and '.join(map(str, written))}; one result file a run in {out}")
 
 
 def conformance(method: str, /) -> None:

@@ -20,9 +20,9 @@ def descend(
     nesterov: bool = False,
     weight_decay: float = 0.0,
 ) -> None:
-    """Minimise `loss`, which may draw a new batch at each call, by one step a rate."""
+    """Minimise `loss`, which may draw a new batch at each call, by one step a rate; the first is damped as all are."""
     weights = list(parameters)
-    momenta = list[Tensor | None]([None] * len(weights))
+    momenta = list[Tensor | None](torch.zeros_like(weight) for weight in weights)
     for rate in rates:
         gradients = list(torch.autograd.grad(loss(), weights))
         with torch.no_grad():

@@ -115,14 +115,25 @@ def test_presets_have_the_authors_steps():
 # SGD, for both
 
 
+@pytest.mark.parametrize("from_rest", [False, True])
 @pytest.mark.parametrize("dampening", [0.0, 0.9])
-def test_descent_is_torch_s_sgd(dampening):
+def test_descent_is_torch_s_sgd(dampening, from_rest):
     start, target = random(4), random(4, seed=1)
     mine, theirs = start.clone().requires_grad_(), start.clone().requires_grad_()
     rates = list(warmed_cosine(0.1, 20, 3))
-    descend([mine], lambda: (mine - target).square().sum(), rates, weight_decay=0.01, dampening=dampening)
-    optimiser = torch.optim.SGD([theirs], lr=0.0, momentum=0.9, weight_decay=0.01, dampening=dampening)
-    optimiser.state[theirs]["momentum_buffer"] = torch.zeros_like(theirs)  # torch's own leaves the first undamped
+    descend(
+        [mine],
+        lambda: (mine - target).square().sum(),
+        rates,
+        weight_decay=0.01,
+        dampening=dampening,
+        from_rest=from_rest,
+    )
+    optimiser = torch.optim.SGD(
+        [theirs], lr=0.0, momentum=0.9, weight_decay=0.01, dampening=dampening, from_rest=from_rest
+    )
+    if from_rest:
+        optimiser.state[theirs]["momentum_buffer"] = torch.zeros_like(theirs)
     for rate in rates:
         optimiser.param_groups[0]["lr"] = rate
         optimiser.zero_grad()

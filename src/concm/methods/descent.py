@@ -19,10 +19,14 @@ def descend(
     dampening: float = 0.0,
     nesterov: bool = False,
     weight_decay: float = 0.0,
+    from_rest: bool = False,
 ) -> None:
-    """Minimise `loss`, which may draw a new batch at each call, by one step a rate; the first is damped as all are."""
+    """Minimise `loss`, which may draw a new batch at each call, by one step a rate.
+
+    The first step is not damped, as in torch, unless it begins `from_rest`.
+    """
     weights = list(parameters)
-    momenta = list[Tensor | None](torch.zeros_like(weight) for weight in weights)
+    momenta = [torch.zeros_like(weight) if from_rest else None for weight in weights]
     for rate in rates:
         gradients = list(torch.autograd.grad(loss(), weights))
         with torch.no_grad():

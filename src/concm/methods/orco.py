@@ -190,7 +190,7 @@ class OrCo(Learner):
             return contrast + matching + orthogonality(occupied(vectors, labels, self.targets))
 
         rates, momentum = warmed_cosine(lr, steps, steps // 10), settings.momentum
-        descend(self.projector.parameters(), loss, rates, momentum=momentum, dampening=momentum)
+        descend(self.projector.parameters(), loss, rates, momentum=momentum, dampening=momentum, from_rest=True)
 
     @torch.no_grad()
     def scores(self, features: Tensor) -> Tensor:

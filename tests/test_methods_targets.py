@@ -129,9 +129,7 @@ def test_descent_is_torch_s_sgd(dampening, from_rest):
         dampening=dampening,
         from_rest=from_rest,
     )
-    optimiser = torch.optim.SGD(
-        [theirs], lr=0.0, momentum=0.9, weight_decay=0.01, dampening=dampening, from_rest=from_rest
-    )
+    optimiser = torch.optim.SGD([theirs], lr=0.0, momentum=0.9, weight_decay=0.01, dampening=dampening)
     if from_rest:
         optimiser.state[theirs]["momentum_buffer"] = torch.zeros_like(theirs)
     for rate in rates:

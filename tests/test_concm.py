@@ -548,3 +548,18 @@ def test_a_class_that_was_taught_wrongly_is_mended_by_its_own_pictures(label):
     assert method.memory.counts[label] == (own.labels == label).sum()
     assert torch.equal(method.memory.counts[label + 1 :], before[label + 1 :])
     assert len(method.names) == ALL
+
+
+def test_what_was_learned_on_another_kind_of_device_goes_on_here():
+    bank = clusters()
+    base, *later = sessions(bank, draw(bank, 0))
+    method = ConCM(Settings(**QUICK), seed=0)
+    method.fit_base(base)
+    state = method.state_dict() | {"generator": torch.zeros(16, dtype=torch.uint8)}  # as a GPU's is
+    found = []
+    for _ in range(2):
+        here = ConCM(Settings(**QUICK), seed=0)
+        here.load_state_dict(state)
+        here.learn(later[0])
+        found.append(here.scores(bank.test.features))
+    assert torch.equal(*found)

@@ -21,6 +21,7 @@ from concm.errors import Misuse
 from concm.head import Head
 from concm.memory import Memory, Sampler, class_statistics, class_sums, spread
 from concm.methods import method
+from concm.methods.learner import restore
 from concm.metric import Metric, expected_cosine
 from concm.projector import Projector
 from concm.semantics.overrides import bundled
@@ -208,7 +209,7 @@ class ConCM:
         """Inverse of `state_dict`; attributes from elsewhere than WordNet must be given to the constructor again."""
         generator, known = state["generator"], json.loads(bytes(state["known"].tolist()))
         state = {name: value.to(self.device) for name, value in state.items()}
-        self.generator.set_state(generator)
+        restore(self.generator, generator, self.seed)
         self.structure, self.free = state["structure"], state["free"]
         self.names, self.pool, self.smr, self.remarks = (known[key] for key in ("names", "pool", "smr", "remarks"))
         values: dict[str, Any] = {item.name: state[f"memory.{item.name}"] for item in fields(Memory)}

@@ -81,14 +81,22 @@ class Learner:
         for name, value in state.items():
             if name == "known" or "/" in name:
                 continue
-            if isinstance(getattr(self, name, None), torch.Generator):
-                getattr(self, name).set_state(value)
+            if isinstance(generator := getattr(self, name, None), torch.Generator):
+                restore(generator, value, self.seed)
             else:
                 setattr(self, name, value.to(self.device))
         for name, network in self._networks().items():
             network.load_state_dict(
                 {key.removeprefix(f"{name}/"): v for key, v in state.items() if key.startswith(f"{name}/")}
             )
+
+
+def restore(generator: torch.Generator, state: Tensor, seed: int) -> None:
+    """Set a generator to a saved state; one of another kind of device does not fit: it begins anew from the seed."""
+    try:
+        generator.set_state(state)
+    except RuntimeError:
+        generator.manual_seed(seed)
 
 
 def class_means(session: Session) -> Tensor:

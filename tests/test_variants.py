@@ -167,7 +167,7 @@ REFUSED = {
     "ncm:published": ["ncm", "no settings", "'published'"],
     "concn": ["'concn'", "did you mean concm?"],
     "ConCM": ["'ConCM'"],
-    "orbit": ["'orbit'", "concm", "ncm"],
+    "qqqq": ["'qqqq'", "concm", "ncm"],
     "": ["''", "concm", "ncm"],
 }
 

@@ -356,8 +356,8 @@ def test_a_class_is_judged_by_its_own_likeness_the_more_the_more_exemplars_it_ha
 def test_what_is_written_comes_back(tmp_path, shots):
     engine = taught(base_session([4, 4, 4]), *shots)
     judge = Confidence.of(engine, usual(3))
-    save_tensors(tmp_path / "file", "concm-test-1", judge.tensors(), {})
-    again = Confidence.from_tensors(load_tensors(tmp_path / "file", "concm-test-1")[0], engine)
+    save_tensors(tmp_path / "file", "concm-test-1", judge.usual.tensors(), {})
+    again = Confidence.of(engine, Usual(**load_tensors(tmp_path / "file", "concm-test-1")[0]))
     assert same(again.usual, judge.usual)
     assert torch.equal(again.centre, judge.centre)
     assert torch.equal(again.width, judge.width)
@@ -381,7 +381,7 @@ def test_what_was_learned_since_is_judged_too():
     judge = Confidence.of(engine, usual(3))
     engine.learn(novel_session(3, [2]))
     assert len(judge.centre) == 3
-    renewed = judge.renewed(engine)
+    renewed = Confidence.of(engine, judge.usual)
     assert len(renewed.centre) == len(renewed.width) == 4
     assert torch.equal(renewed.centre[:3], judge.centre)
 

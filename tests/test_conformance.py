@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from concm.evaluation import conformance
 from concm.evaluation.conformance import CHECKS
-from concm.methods import Choice, Entry, choose, entries
+from concm.methods import Choice, Entry, _registered, choose, entries
 from concm.methods.learner import Learner, class_means
 from concm.methods.ncm import NCM
 from tiny import call, sentence
@@ -141,3 +141,21 @@ def test_anybody_s_method_is_checked_by_its_import_path(capsys):
 def test_what_cannot_be_found_is_said_so(reference, capsys):
     assert call("conformance", reference) == 2
     assert "cannot import" in (said := sentence(capsys.readouterr().err)) or "did you mean" in said
+
+
+def test_another_package_s_methods_register_through_an_entry_point(tmp_path, monkeypatch):
+    (tmp_path / "lazy_shop.py").write_text(
+        "from concm.methods import method\nfrom concm.methods.ncm import NCM\n\n\n"
+        '@method("lazy", title="as it is", paper="none")\nclass Lazy(NCM):\n    pass\n'
+    )
+    about = tmp_path / "lazy_shop-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: lazy-shop\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[concm.methods]\nlazy = lazy_shop\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("concm.methods._registered", dict(_registered))
+    entries.cache_clear()
+    try:
+        assert choose("lazy").entry.title == "as it is"
+    finally:
+        entries.cache_clear()

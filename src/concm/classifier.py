@@ -27,7 +27,7 @@ from concm import __version__
 from concm.backbones import encoder as encoders
 from concm.backbones.encoder import Encoder
 from concm.concm import ConCM
-from concm.confidence import Confidence
+from concm.confidence import Confidence, Usual
 from concm.data.images import Broken, BrokenPicture
 from concm.data.lesson import Lesson
 from concm.data.photos import UNKNOWN, Picture, by_class, find, printable
@@ -175,7 +175,7 @@ class Classifier:
         with store.writing(self._waiting, self._wait) as change:
             change.describe(self._meta())
             self._write(change, lesson, new=list(lesson.photos), base=True)
-            self._commit(change, "fit", str(lesson), engine, Confidence.of(engine, plan.usual), first=True)
+            self._commit(change, "fit", str(lesson), engine, plan.usual, first=True)
         store.close()
         self._store = Store.open(self.path)
         self.remarks = lesson.remarks + plan.remarks + engine.remarks
@@ -196,7 +196,7 @@ class Classifier:
             if new:
                 engine.learn(lesson.only(new).session(len(store.history()), len(names)))
             self._write(change, lesson, new=new, base=False)
-            self._commit(change, "learn", str(lesson), engine, known.confidence.renewed(engine))
+            self._commit(change, "learn", str(lesson), engine, known.confidence.usual)
         self.remarks = lesson.remarks + engine.remarks[said:]
         return self
 
@@ -210,7 +210,7 @@ class Classifier:
             label = known.engine.names.index(name)
             usual = known.confidence.without(label)
             known.engine.forget(label)
-            self._commit(change, "forget", name, known.engine, Confidence.of(known.engine, usual))
+            self._commit(change, "forget", name, known.engine, usual)
         return self
 
     def undo(self) -> VersionRow:
@@ -345,10 +345,10 @@ class Classifier:
                 change.add_photo(name, os.path.basename(item.name), item.digest, item.features[None], item.thumbnail)
 
     def _commit(
-        self, change: Change, action: str, detail: str, engine: ConCM, confidence: Confidence, first: bool = False
+        self, change: Change, action: str, detail: str, engine: ConCM, usual: Usual, first: bool = False
     ) -> None:
         tensors = {f"engine.{name}": value for name, value in engine.state_dict().items()}
-        tensors |= {f"confidence.{name}": value for name, value in confidence.tensors().items()}
+        tensors |= {f"confidence.{name}": value for name, value in usual.tensors().items()}
         lasting = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_LASTING)}
         state = {"settings": asdict(engine.settings)}
         change.commit(action, detail, tensors, state, lasting=lasting if first else None)
@@ -362,7 +362,8 @@ class Classifier:
                 break
         engine = ConCM(Settings.from_json(state["settings"]), seed=self.store.meta["seed"], device=self.device)
         engine.load_state_dict(_part(tensors, "engine."))
-        return _Known(version, engine, engine.head, Confidence.from_tensors(_part(tensors, "confidence."), engine))
+        confidence = Confidence.of(engine, Usual(**_part(tensors, "confidence.")))
+        return _Known(version, engine, engine.head, confidence)
 
     def _known(self) -> _Known:
         """The current version; what another process learned meanwhile is seen at once."""

@@ -7,7 +7,6 @@ alike these are (`expected_cosine`). Sampled features turned out useless for thi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -40,6 +39,10 @@ class Usual:
     quantiles: Tensor
     temperature: Tensor
 
+    def tensors(self) -> dict[str, Tensor]:
+        """For the store: a confidence follows from these and the engine."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
 
 @dataclass(frozen=True)
 class Confidence:
@@ -52,16 +55,11 @@ class Confidence:
     @classmethod
     def of(cls, engine: ConCM, usual: Usual) -> Confidence:
         """For what the engine knows now."""
-        novel = torch.arange(engine.memory.base, len(engine.memory.mean))
         few_shot = expected_scores(*likeness(engine), engine.memory.counts.cpu(), usual.likeness)
-        expected = torch.cat([usual.base, few_shot[novel]])
+        expected = torch.cat([usual.base, few_shot[engine.memory.base :]])
         group = (torch.arange(len(expected)) >= engine.memory.base).long()
         bias = engine.head.bias.cpu()
         return cls(usual, expected + usual.shift[group] + bias, usual.width[group])
-
-    def renewed(self, engine: ConCM) -> Confidence:
-        """After the engine learned."""
-        return Confidence.of(engine, self.usual)
 
     def without(self, label: int) -> Usual:
         """What remains usual if a class is forgotten."""
@@ -82,15 +80,6 @@ class Confidence:
         if rate <= 0 or not len(self.usual.quantiles):
             return -torch.inf
         return float(self.usual.quantiles.double().quantile(rate))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """For the store; all the rest follows from the engine."""
-        return {item.name: getattr(self.usual, item.name) for item in fields(Usual)}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], engine: ConCM) -> Confidence:
-        """Inverse of `tensors`."""
-        return cls.of(engine, Usual(**tensors))
 
 
 def likeness(engine: ConCM) -> tuple[Tensor, Tensor]:

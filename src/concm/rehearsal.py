@@ -8,7 +8,7 @@ these very photos: then figures from validation banks take its place (docs/photo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ from torch import Tensor
 
 from concm.concm import ConCM
 from concm.confidence import SHRINKAGE, Usual, expected_scores, likeness
-from concm.data.extract import statistics
-from concm.data.sessions import Session
+from concm.data.sessions import Session, as_base
 from concm.evaluation.metrics import accuracies, confusion
 from concm.memory import class_sums
 from concm.progress import track
@@ -102,9 +101,7 @@ def _scene(base: Session, settings: Settings, split: int, splits: int, seed: int
             shots.append(rows[:taught])
             others.append(rows[taught:])
     engine = ConCM(settings, seed=seed, device=device)
-    first = _session(base, 0, old, train, 0)
-    mean, std, counts = statistics(first.features, first.labels, len(old))
-    engine.fit_base(replace(first, mean=mean, std=std, counts=counts))
+    engine.fit_base(as_base(_session(base, 0, old, train, 0)))
     if new:
         engine.learn(_session(base, 1, new, shots, len(old)))
     groups = test + others

@@ -16,6 +16,7 @@ from torch import Tensor
 from concm.backbones.encoder import Encoder
 from concm.data.bank import Bank, Part
 from concm.data.dataset import Dataset, ImageSet
+from concm.data.sessions import statistics
 from concm.errors import Misuse, enough_memory
 from concm.progress import bar
 
@@ -72,17 +73,6 @@ def extract(
         counts=counts,
         card=card,
     )
-
-
-def statistics(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and population standard deviation (classes, d) and count (classes,) of each class, summed in float64."""
-    counts = torch.bincount(labels, minlength=classes)
-    shape = (classes, features.shape[1])
-    mean, std = torch.empty(shape), torch.empty(shape)
-    for label in range(classes):
-        own = features[labels == label].double()
-        mean[label], std[label] = own.mean(0), own.std(0, correction=0)
-    return mean, std, counts
 
 
 def limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 import torch
 from torch import Tensor
 
 from concm.backbones.encoder import Encoder
-from concm.data.extract import statistics
 from concm.data.images import Broken, BrokenPicture
 from concm.data.photos import Picture
-from concm.data.sessions import Session
+from concm.data.sessions import Session, as_base
 from concm.data.stream import Encoded, encoded
 from concm.errors import ConcmError, Misuse
 
@@ -93,9 +92,7 @@ class Lesson:
 
     def base_session(self) -> Session:
         """The same as a base session, with statistics."""
-        session = self.session(0, 0)
-        mean, std, counts = statistics(session.features, session.labels, len(self.photos))
-        return replace(session, mean=mean, std=std, counts=counts)
+        return as_base(self.session(0, 0))
 
     def __str__(self) -> str:
         """For the history: which classes, and how many photos of each."""

@@ -49,6 +49,23 @@ class Session:
         return replace(self, **moved)
 
 
+def statistics(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and population standard deviation (classes, d) and count (classes,) of each class, summed in float64."""
+    counts = torch.bincount(labels, minlength=classes)
+    shape = (classes, features.shape[1])
+    mean, std = torch.empty(shape), torch.empty(shape)
+    for label in range(classes):
+        own = features[labels == label].double()
+        mean[label], std[label] = own.mean(0), own.std(0, correction=0)
+    return mean, std, counts
+
+
+def as_base(session: Session) -> Session:
+    """A session whose classes are numbered from 0 on, with the statistics that a base session has."""
+    mean, std, counts = statistics(session.features, session.labels, len(session.classes))
+    return replace(session, mean=mean, std=std, counts=counts)
+
+
 def draw(bank: Bank, seed: int) -> Shots:
     """A seeded draw of shots; fewer shots are a subset of more, and no class's shots depend on another class."""
     shots = {}

@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from concm.data.bank import Bank, Part
-from concm.data.extract import statistics
 from concm.data.scenarios import of_folder
-from concm.data.sessions import Session, draw, sessions
+from concm.data.sessions import Session, as_base, draw, sessions
 from concm.errors import Misuse
 from concm.files import load_tensors, save_tensors
 from concm.methods import EXEMPLARS, NAMES, POOL, TOTAL, VIEWS, Choice, Method
@@ -62,9 +61,8 @@ class World:
             about: dict[str, Any] = {"scenario": "conformance", "total": total, "pool": (pool, every)}
             return Session(index, classes, called, features, labels, views, **about)
 
-        base = session(0, 0, [20] * BASE)
-        mean, std, counts = statistics(base.features, base.labels, BASE)
-        found = [replace(base, mean=mean, std=std, counts=counts, pool=(base.features, base.labels))]
+        base = as_base(session(0, 0, [20] * BASE))
+        found = [replace(base, pool=(base.features, base.labels))]
         first = BASE
         for index, sizes in enumerate(shots, 1):
             found.append(session(index, first, sizes))

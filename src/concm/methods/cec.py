@@ -12,6 +12,7 @@ scattered, as this encoder shows what it was not trained on.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -112,14 +113,33 @@ class Attention(nn.Module):
 
 
 class Evolving(Learner):
-    """Prototypes that an attention adapts to each other and to the query; how it is trained is the subclass's."""
+    """Prototypes that an attention adapts to each other and to the query; in which tasks is the subclass's to say."""
 
     kept = ("prototypes",)
     prototypes: Tensor
+    settings: Any
 
     def build(self) -> None:
         """The attention, for features of `dimension`."""
         self.attention = Attention(self.dimension).to(self.device)
+
+    def task(self, base: Session) -> tuple[Tensor, Tensor, Tensor]:
+        """Prototypes (c, d), queries (n, d) and their labels (n,)."""
+        raise NotImplementedError
+
+    def fit_base(self, base: Session) -> None:
+        """Take the means over all base images and learn the attention in many tasks."""
+        base = self.begin(base)
+        assert base.mean is not None
+        self.prototypes = base.mean
+        settings = self.settings
+        rates = falling(settings.lr, settings.steps, settings.period, settings.decay)
+
+        def loss() -> Tensor:
+            prototypes, queries, labels = self.task(base)
+            return self.episode_loss(prototypes, queries, labels, settings.scale)
+
+        descend(self.attention.parameters(), loss, rates, nesterov=True, weight_decay=5e-4)
 
     def learn(self, session: Session) -> None:
         """Add the mean of each new class's shots; the attention is left as it is."""
@@ -145,22 +165,12 @@ class CEC(Evolving):
         super().__init__(seed=seed, device=device)
         self.settings = settings or CECSettings()
 
-    def fit_base(self, base: Session) -> None:
-        """Take the means over all base images and learn the attention."""
-        base = self.begin(base)
-        assert base.mean is not None
-        self.prototypes = base.mean
-        settings = self.settings
-
-        def loss() -> Tensor:
-            images = pseudo_incremental(base, settings.way, settings.shot + settings.queries, self.generator)
-            queries = images[:, settings.shot :]
-            labels = torch.arange(len(images), device=self.device).repeat_interleave(queries.shape[1])
-            prototypes = images[:, : settings.shot].mean(1)
-            return self.episode_loss(prototypes, queries.flatten(0, 1), labels, settings.scale)
-
-        rates = falling(settings.lr, settings.steps, settings.period, settings.decay)
-        descend(self.attention.parameters(), loss, rates, nesterov=True, weight_decay=5e-4)
+    def task(self, base: Session) -> tuple[Tensor, Tensor, Tensor]:
+        """An episode: prototypes of few shots (2 way, d), and queries with labels of the same classes."""
+        shot, queries = self.settings.shot, self.settings.queries
+        images = pseudo_incremental(base, self.settings.way, shot + queries, self.generator)
+        labels = torch.arange(len(images), device=self.device).repeat_interleave(queries)
+        return images[:, :shot].mean(1), images[:, shot:].flatten(0, 1), labels
 
 
 def pseudo_incremental(base: Session, way: int, each: int, generator: torch.Generator) -> Tensor:

@@ -19,7 +19,6 @@ from concm.data.sessions import Session
 from concm.errors import Misuse
 from concm.methods import method
 from concm.methods.cec import Evolving, draw_each
-from concm.methods.descent import descend, falling
 
 
 @dataclass(frozen=True)
@@ -69,20 +68,6 @@ class LIMIT(Evolving):
     def __init__(self, settings: LIMITSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(seed=seed, device=device)
         self.settings = settings or LIMITSettings()
-
-    def fit_base(self, base: Session) -> None:
-        """Take the means over all base images and learn the attention."""
-        base = self.begin(base)
-        assert base.mean is not None
-        self.prototypes = base.mean
-        settings = self.settings
-
-        def loss() -> Tensor:
-            prototypes, queries, labels = self.task(base)
-            return self.episode_loss(prototypes, queries, labels, settings.scale)
-
-        rates = falling(settings.lr, settings.steps, settings.period, settings.decay)
-        descend(self.attention.parameters(), loss, rates, nesterov=True, weight_decay=5e-4)
 
     def task(self, base: Session) -> tuple[Tensor, Tensor, Tensor]:
         """Classifiers (base, d) of which some are prototypes of few shots, and queries with labels of all classes."""

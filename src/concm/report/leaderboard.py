@@ -16,6 +16,8 @@ from concm.methods import Choice, choose
 from concm.report import figures
 from concm.report.bench import CONTROL
 
+MEASURED = ("AHM", "FA", "base", "PD", "last base / novel", "above the curve", "s", "MB", "parameters")
+COLUMNS = ("method", *MEASURED, "published AHM / FA (base; backbone)")
 ALIASES = {"imprint": "iw"}
 
 
@@ -37,8 +39,8 @@ def page(bank: Bank, rows: list[dict[str, Any]], draws: int, picture: str) -> st
         "",
         f"{scenario.base} base classes, then {scenario.sessions} sessions of {scenario.way}-way {scenario.shot}-shot. "
         f"Measured: features of one frozen {bank.encoder['name']} (weights `{bank.encoder['weights']}`), mean ± "
-        f"standard deviation of {draws} draws of the shots, the same for every method; nothing was chosen on test "
-        "images. "
+        f"standard deviation of {draws} draws of the shots, the same for every method. Settings are the papers' "
+        "or, where a method's file marks them so, chosen on validation banks. "
         "Published: the table of the ConCM paper, one draw, each method with a backbone of its own.",
         "",
         f"![Base and novel accuracy after the last session]({picture})",
@@ -46,13 +48,12 @@ def page(bank: Bank, rows: list[dict[str, Any]], draws: int, picture: str) -> st
         "*Where each method stands after the last session, and the curve that nearest class mean describes with any "
         "constant on its novel scores: HM is mostly a place on that curve, so what counts is to lie above it.*",
         "",
-        _line("method", "AHM", "FA", "base", "PD", "last base / novel", "above the curve", "s", "MB", "parameters")[:-1]
-        + "| published AHM / FA (base; backbone) |",
-        "|---" * 11 + "|",
+        _line(*COLUMNS),
+        "|---" * len(COLUMNS) + "|",
     ]
     for row in ordered:
         above = "–" if row["above_curve"] is None else f"{row['above_curve']:+.1f}".replace("-", "−")
-        figures_ = (
+        cells = (
             f"{row['ahm']:.2f} ± {row['ahm_std']:.2f}",
             f"{row['fa']:.2f} ± {row['fa_std']:.2f}",
             f"{row['base_acc']:.2f}",
@@ -63,7 +64,7 @@ def page(bank: Bank, rows: list[dict[str, Any]], draws: int, picture: str) -> st
             f"{row['memory_bytes'] / 1e6:.1f}",
             f"{row['parameters']:,.0f}",
         )
-        lines.append(_line(f"`{row['method']}`", *figures_, _published(row["method"], printed)))
+        lines.append(_line(f"`{row['method']}`", *cells, _published(row["method"], printed)))
     lines += [
         "",
         "Seconds: one draw, all sessions with their evaluation, one thread. MB: what is kept of the data.",

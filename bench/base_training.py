@@ -31,7 +31,7 @@ from concm.data.dataset import Dataset as Pictures
 from concm.data.dataset import ImageSet
 from concm.options import Machine
 from concm.training.base_session import BaseSession
-from concm.training.objective import Objective
+from concm.training.objective import Stage, TwoViews
 from concm.training.recipe import Recipe
 
 
@@ -147,12 +147,14 @@ def bound(data: Pictures, backbone: str, batch: int, steps: int, device: torch.d
     return batch / timed(step, steps, 5, device)
 
 
-def build(backbone: str, data: Pictures, batch: int) -> Objective:
+def build(backbone: str, data: Pictures, batch: int) -> TwoViews:
     known = backbones.find(backbone)
-    return Objective(known.build(), known.dimension, data.scenario.base, data.transform, Recipe(batch=batch))
+    classes = data.scenario.base
+    stage = Stage(known.build(), known.dimension, classes, classes, data.transform)
+    return TwoViews(stage, Recipe(batch=batch))
 
 
-def losses(model: Objective, views: Tensor, labels: Tensor) -> Tensor:
+def losses(model: TwoViews, views: Tensor, labels: Tensor) -> Tensor:
     features = model.backbone(views).float()
     vectors = F.normalize(model.projection(features).float())
     pictures = torch.arange(len(labels), device=labels.device)
@@ -161,7 +163,7 @@ def losses(model: Objective, views: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(scores, labels.repeat(2), label_smoothing=0.1) + 0.4 * supervised + 0.1 * simclr
 
 
-def advance(model: Objective, optimizer: torch.optim.SGD, views: Tensor, labels: Tensor) -> None:
+def advance(model: TwoViews, optimizer: torch.optim.SGD, views: Tensor, labels: Tensor) -> None:
     losses(model, views, labels).backward()
     optimizer.step()
     optimizer.zero_grad()

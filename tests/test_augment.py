@@ -11,7 +11,7 @@ from torch import nn
 from concm.data import augment
 from concm.data.augment import RANDOMS
 from concm.data.scenarios import of_folder
-from concm.training.objective import Objective
+from concm.training.objective import Stage, TwoViews
 from concm.training.recipe import Recipe
 
 often = settings(max_examples=60, deadline=None, database=None, derandomize=True)
@@ -193,12 +193,12 @@ def test_turns_are_those_of_rot90():
 # the objective's views
 
 
-def objective(**recipe) -> Objective:
+def objective(**recipe) -> TwoViews:
     transform = of_folder("abcde", base=5, way=1, shot=1, size=8).transform
-    return Objective(nn.Flatten(), 192, 5, transform, Recipe(**recipe))
+    return TwoViews(Stage(nn.Flatten(), 192, 5, 5, transform), Recipe(**recipe))
 
 
-def quarters_of(model: Objective, last: torch.Tensor) -> torch.Tensor:
+def quarters_of(model: TwoViews, last: torch.Tensor) -> torch.Tensor:
     """The turns that given last random numbers lead to, from the labels."""
     random = numbers(len(last), 2)
     random[:, 0, -1] = last

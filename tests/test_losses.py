@@ -12,7 +12,7 @@ from torch import nn
 from concm.data.augment import RANDOMS
 from concm.data.scenarios import of_folder
 from concm.losses import anchored_contrast, matching, supervised_contrast
-from concm.training.objective import Objective
+from concm.training.objective import Stage, TwoViews
 from concm.training.recipe import Recipe
 
 
@@ -108,11 +108,11 @@ def test_with_a_label_per_picture_it_is_simclr(pictures, temperature):
 # the objective
 
 
-def objective(**recipe) -> Objective:
+def objective(**recipe) -> TwoViews:
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten())
     transform = of_folder("abc", base=3, way=1, shot=1, size=16).transform
-    return Objective(backbone, 12, 3, transform, Recipe(**recipe))
+    return TwoViews(Stage(backbone, 12, 3, 3, transform), Recipe(**recipe))
 
 
 def batch(count: int = 6):

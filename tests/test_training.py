@@ -21,7 +21,7 @@ from concm.files import load_tensors
 from concm.training import base_session, checkpoint
 from concm.training.base_session import BaseSession
 from concm.training.distributed import GlobalBatchNorm2d
-from concm.training.objective import Objective
+from concm.training.objective import TwoViews
 from tiny import CONCM, CUT, call, difference, environment, same, sentence, typed, weights, write_tiny
 
 EPOCHS, STEPS = 2, 8  # 32 base pictures in batches of 8
@@ -432,7 +432,7 @@ def test_running_out_of_memory_names_the_batch_to_try(data, tmp_path, monkeypatc
     def forward(*_: object) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(Objective, "forward", forward)
+    monkeypatch.setattr(TwoViews, "forward", forward)
     said = refusal(capsys, *training(data, tmp_path / "run"), code=1)
     assert said == "the device is out of memory at --batch 8; try --batch 4"
 
@@ -511,7 +511,7 @@ def test_memory_that_runs_out_on_the_cpu_is_a_sentence_too(data, tmp_path, monke
     def full(self, *_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
-    monkeypatch.setattr(Objective, "forward", full)
+    monkeypatch.setattr(TwoViews, "forward", full)
     assert "out of memory at --batch 8; try --batch 4" in refusal(capsys, *training(data, tmp_path / "run"), code=1)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
 from concm.data.scenarios import nearest
 from concm.data.transform import Transform
 from concm.errors import Misuse
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,28 @@ class Backbone:
         module, _, attribute = self.factory.partition(":")
         network: nn.Module = getattr(importlib.import_module(module), attribute)()
         return network
+
+
+class Open(Protocol):
+    """A network that shows its inside: `back(front(images))` are its last maps, and `last` is its last block."""
+
+    last: nn.Module
+
+    def front(self, images: Tensor) -> Tensor:
+        """(n, 3, h, w) → maps half-way."""
+
+    def back(self, maps: Tensor) -> Tensor:
+        """Maps half-way → the last maps."""
+
+    def maps(self, images: Tensor) -> Tensor:
+        """(n, 3, h, w) → the last maps (n, d, h', w'), whose mean is the feature."""
+
+
+def opened(network: nn.Module) -> Open:
+    """The network, if it shows its inside; some methods need that."""
+    if not all(hasattr(network, name) for name in ("front", "back", "maps", "last")):
+        raise Misuse(f"this method looks inside the network, and {type(network).__name__} does not show its maps")
+    return cast(Open, network)
 
 
 def _lite(variant: int, size: int) -> Backbone:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,54 @@ from concm.errors import ConcmError, Misuse, in_a_line
 from concm.files import digest, load_tensors, save_tensors
 
 KIND = "concm-backbone-1"
+LEARNED = "learned/"
+
+
+class Reading(nn.Module):
+    """A network that reads each picture in several quarter turns, or keeps its last maps, flat, instead of their mean.
+
+    (n, 3, h, w) → (n, turns × d), or (n, turns × d·h·w) with maps.
+    """
+
+    def __init__(self, network: nn.Module, turns: Sequence[int] = (0,), maps: bool = False) -> None:
+        super().__init__()
+        self.network = network
+        self.turns = tuple(turns)
+        self.maps = maps
+
+    def forward(self, images: Tensor) -> Tensor:
+        """One feature a turn, side by side."""
+        read: Callable[[Tensor], Tensor] = self.network.maps if self.maps else self.network  # type: ignore[assignment]
+        quarters = (torch.full((len(images),), turn, device=images.device) for turn in self.turns)
+        return torch.cat([read(augment.turn(images, quarter)).flatten(1) for quarter in quarters], 1)
+
+    @classmethod
+    def of(cls, network: nn.Module, turns: Sequence[int], maps: bool) -> nn.Module:
+        """The network itself where there is nothing to add."""
+        return network if tuple(turns) == (0,) and not maps else cls(network, turns, maps)
 
 
 @dataclass
 class Encoder:
-    """A network with the transform it was trained for; `mirror` averages each feature with the mirror image's."""
+    """A network with the transform it was trained for; `mirror` averages each feature with the mirror image's.
+
+    `learned` is what its base session learned for a method beside it.
+    """
 
     name: str
     network: nn.Module
     transform: Transform
     meta: dict[str, Any]
     mirror: bool = False
+    learned: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.weights = digest(self.network.state_dict())
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The network itself, however it is read."""
+        return self.network.network if isinstance(self.network, Reading) else self.network
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -109,7 +143,10 @@ class Encoder:
     def save(self, path: Path) -> None:
         """Write the network with what is needed to use it again."""
         meta = {**self.meta, "name": self.name, "transform": asdict(self.transform)}
-        save_tensors(path, KIND, self.network.state_dict(), meta)
+        if isinstance(self.network, Reading):
+            meta["reading"] = {"turns": self.network.turns, "maps": self.network.maps}
+        learned = {f"{LEARNED}{name}": value for name, value in self.learned.items()}
+        save_tensors(path, KIND, {**self.backbone.state_dict(), **learned}, meta)
 
 
 def _uniform(name: str, views: int) -> Tensor:
@@ -138,11 +175,13 @@ def _trained(path: Path, mirror: bool) -> Encoder:
     if not meta.keys() >= {"name", "transform"}:
         raise ConcmError(f"{path} lacks its backbone's name or transform; train it again")
     network = backbones.find(meta["name"]).build()
+    learned = {name.removeprefix(LEARNED): state.pop(name) for name in list(state) if name.startswith(LEARNED)}
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
         raise ConcmError(f"{path} does not hold the weights of {meta['name']}: {in_a_line(error)}") from error
-    return Encoder(meta["name"], network, Transform.from_json(meta["transform"]), meta, mirror)
+    network = Reading.of(network, **meta.get("reading", {"turns": (0,), "maps": False}))
+    return Encoder(meta["name"], network, Transform.from_json(meta["transform"]), meta, mirror, learned)
 
 
 def _ready(name: str, transform: Transform, mirror: bool) -> Encoder:

@@ -40,7 +40,7 @@ class Block12(nn.Module):
 
 
 class ResNet12(nn.Module):
-    """64-160-320-640 (Lee et al., CVPR 2019), 12.4 M parameters; `maps` keeps the un-pooled last map."""
+    """64-160-320-640 (Lee et al., CVPR 2019), 12.4 M parameters."""
 
     dimension = 640
 
@@ -49,10 +49,24 @@ class ResNet12(nn.Module):
         self.blocks = nn.Sequential(Block12(3, 64), Block12(64, 160), Block12(160, 320), Block12(320, 640))
         _initialise(self)
 
+    @property
+    def last(self) -> nn.Module:
+        """The last block."""
+        return self.blocks[-1]
+
+    def front(self, images: Tensor) -> Tensor:
+        """(n, 3, h, w) → (n, 160, h/4, w/4)."""
+        out: Tensor = self.blocks[:2](images)
+        return out
+
+    def back(self, maps: Tensor) -> Tensor:
+        """(n, 160, h/4, w/4) → (n, 640, h/16, w/16)."""
+        out: Tensor = self.blocks[2:](maps)
+        return out
+
     def maps(self, images: Tensor) -> Tensor:
         """(n, 3, h, w) → (n, 640, h/16, w/16)."""
-        out: Tensor = self.blocks(images)
-        return out
+        return self.back(self.front(images))
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, 3, h, w) → (n, 640)."""
@@ -101,10 +115,25 @@ class ResNet(nn.Module):
         self._layers = [f"layer{at + 1}" for at in range(len(widths))]
         _initialise(self)
 
+    @property
+    def last(self) -> nn.Module:
+        """The last layer."""
+        return self.get_submodule(self._layers[-1])
+
+    def front(self, images: Tensor) -> Tensor:
+        """(n, 3, h, w) → the maps of the second layer."""
+        return self._through(self._layers[:2], self.maxpool(self.relu(self.bn1(self.conv1(images)))))
+
+    def back(self, maps: Tensor) -> Tensor:
+        """The maps of the second layer → those of the last."""
+        return self._through(self._layers[2:], maps)
+
     def maps(self, images: Tensor) -> Tensor:
-        """(n, 3, h, w) → the un-pooled last map."""
-        x: Tensor = self.maxpool(self.relu(self.bn1(self.conv1(images))))
-        for layer in self._layers:
+        """(n, 3, h, w) → the last maps."""
+        return self.back(self.front(images))
+
+    def _through(self, layers: list[str], x: Tensor) -> Tensor:
+        for layer in layers:
             x = self.get_submodule(layer)(x)
         return x
 

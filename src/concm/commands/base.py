@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any, Literal
 
 from concm.errors import Misuse, at_least
-from concm.options import Machine, Pictures
-from concm.training.recipe import Recipe
+from concm.options import Machine, Pictures, changes, given
+from concm.training.recipe import Recipe, Schedule
+
+if TYPE_CHECKING:
+    from concm.methods import Choice
+
+    GivenRecipe = Any
+else:
+    GivenRecipe = changes(Recipe)
 
 
 def train(
@@ -18,7 +24,8 @@ def train(
     pictures: Pictures,
     out: Path = Path("runs/base"),
     backbone: str = "resnet12",
-    recipe: Annotated[Recipe, Parameter(name="*")] = Recipe(),  # noqa: B008
+    method: str | None = None,
+    recipe: GivenRecipe = GivenRecipe(),  # noqa: B008
     machine: Machine = Machine(),  # noqa: B008
     weights: str | None = None,
     resume: bool = False,
@@ -37,6 +44,9 @@ def train(
         Where the run is written: backbone.safetensors, log.jsonl, and a checkpoint until it is finished.
     backbone
         A registered backbone (see `concm backbones`), or `package.module:factory`.
+    method
+        The base session of a method that has its own (see `concm methods`), with settings if you like: the schedule is
+        then the method's, and so are views and loss.
     weights
         Start resnet18_imagenet from torchvision's state dict: a file, or `torchvision` where that is installed.
     resume
@@ -52,20 +62,24 @@ def train(
     """
     from concm.backbones import find
     from concm.data.extract import extract
+    from concm.methods import choose
     from concm.report import text
     from concm.training.base_session import BaseSession
 
     machine.accelerator()
     if weights not in (None, "torchvision") and not Path(str(weights)).is_file():
         raise Misuse(f"no weights file at {weights}")
+    choice = None if method is None else choose(method)
+    schedule = _schedule(choice, given(recipe))
     dataset = pictures.load(scenario, find(backbone).transform)
     fabric = machine.fabric()
     session = BaseSession(
-        dataset=dataset.validation(seed=recipe.seed) if validate else dataset,
+        dataset=dataset.validation(seed=schedule.seed) if validate else dataset,
         backbone=backbone,
-        recipe=recipe,
+        recipe=schedule,
         out=out,
         fabric=fabric,
+        method=choice,
         weights=weights,
         compiled=fabric.device.type == "cuda" and fabric.world_size == 1 if compile is None else compile,
         resident=False if stream else None,
@@ -88,6 +102,7 @@ def features(
     validate: bool = False,
     views: int = 0,
     mirror: bool = False,
+    keep_pictures: bool = False,
     base_limit: int | None = None,
     novel_limit: int | None = None,
     precision: Literal["int8", "float16", "float32"] = "float16",
@@ -110,6 +125,8 @@ def features(
         Augmented views (shift, mirror) to keep of each training image.
     mirror
         Average each feature with the mirror image's: twice the work, better features.
+    keep_pictures
+        Keep the pictures and the backbone with their features, for methods that go on training it.
     base_limit
         Images to keep of each base class; statistics come from all of them in any case.
     novel_limit
@@ -142,6 +159,7 @@ def features(
         dataset,
         fabric,
         views=views,
+        pictures=keep_pictures,
         base_limit=base_limit,
         novel_limit=novel_limit,
         batch=batch,
@@ -194,6 +212,21 @@ def bank(
 
     chosen = (load(file) if file else bundled()).vary(way=way, shot=shot, sessions=sessions)
     text.show_bank(chosen, draws=draws, seed=seed, splits=splits, figure=figure)
+
+
+def _schedule(choice: Choice | None, changed: dict[str, Any]) -> Schedule:
+    """Our recipe, or a method's own schedule, with what was given on the command line."""
+    if choice is None:
+        return Recipe(**changed)
+    if choice.entry.objective is None:
+        raise Misuse(f"{choice.entry.name} has no base session of its own: train without --method and use its bank")
+    ours = [name for name in changed if name not in {item.name for item in fields(Schedule)}]
+    if ours:
+        raise Misuse(
+            f"--{ours[0].replace('_', '-')} belongs to our own base session; "
+            f"the settings of {choice.entry.name} are given with it: --method {choice.entry.name}:name=value"
+        )
+    return replace(choice.entry.objective.schedule, **changed)
 
 
 def _validation_seed(meta: dict[str, Any]) -> int:

@@ -8,15 +8,19 @@ from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from concm.data import scenarios
 from concm.data.scenarios import Scenario
+from concm.data.transform import Transform
 from concm.errors import ConcmError, Misuse
 from concm.files import digest, load_tensors, save_tensors
+
+if TYPE_CHECKING:
+    from concm.backbones.encoder import Encoder
 
 KIND = "concm-bank-1"
 Precision = Literal["int8", "float16", "float32"]
@@ -24,23 +28,32 @@ Precision = Literal["int8", "float16", "float32"]
 
 @dataclass(frozen=True)
 class Part:
-    """Features (n, d), labels (n,), augmented views (n, k, d) where there are any, and the pictures' names."""
+    """Features (n, d), labels (n,), augmented views (n, k, d) where there are any, and the pictures' names.
+
+    `pictures` (n, h, w, 3) are there if the bank was made for methods that go on training the backbone.
+    """
 
     features: Tensor
     labels: Tensor
     views: Tensor | None = None
     ids: list[str] = field(default_factory=list)
+    pictures: Tensor | None = None
 
     def where(self, chosen: Tensor) -> Part:
         """The rows marked or numbered in `chosen`."""
         at = chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen
         ids = [self.ids[i] for i in at.tolist()] if self.ids else []
-        return Part(self.features[at], self.labels[at], None if self.views is None else self.views[at], ids)
+        views, pictures = (None if value is None else value[at] for value in (self.views, self.pictures))
+        return Part(self.features[at], self.labels[at], views, ids, pictures)
 
 
 @dataclass(frozen=True)
 class Bank:
-    """Features of base, novel and test images; `mean` and `std` (base classes, d) are over *all* base images."""
+    """Features of base, novel and test images; `mean` and `std` (base classes, d) are over *all* base images.
+
+    `learned` is what the backbone's base session learned for a method beside it, and `weights` are the backbone's own
+    where the bank has pictures.
+    """
 
     scenario: Scenario
     encoder: dict[str, Any]
@@ -51,6 +64,25 @@ class Bank:
     std: Tensor
     counts: Tensor
     card: dict[str, Any]
+    learned: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def base_session(self) -> str | None:
+        """The method whose base session trained the backbone, if it was one's."""
+        recipe = (self.card.get("training") or {}).get("recipe") or {}
+        name: str | None = recipe.get("method")
+        return name
+
+    def backbone(self) -> Encoder:
+        """A copy of the backbone, to train further."""
+        from concm import backbones
+        from concm.backbones.encoder import Encoder
+
+        network = backbones.find(self.encoder["name"]).build()
+        network.load_state_dict(self.weights)
+        transform = Transform.from_json(self.encoder["transform"])
+        return Encoder(self.encoder["name"], network, transform, self.card["training"], self.encoder["mirror"])
 
     @property
     def dimension(self) -> int:
@@ -74,8 +106,12 @@ class Bank:
             every = [value for part in self._parts().values() for value in (part.features, part.views)]
             scale, offset = _grid([value.flatten(0, -2) for value in every if value is not None])
             tensors |= {"scale": scale, "offset": offset}
+        tensors |= {f"learned/{name}": value for name, value in self.learned.items()}
+        tensors |= {f"weights/{name}": value for name, value in self.weights.items()}
         for name, part in self._parts().items():
             tensors[f"{name}/labels"] = part.labels.to(torch.int32)
+            if part.pictures is not None:
+                tensors[f"{name}/pictures"] = part.pictures
             for kind, value in (("features", part.features), ("views", part.views)):
                 if value is None:
                     continue
@@ -124,6 +160,8 @@ def load(path: Path, scenario: str | None = None) -> Bank:
             counts=tensors["counts"],
             card={**meta["card"], "precision": meta["precision"], "bytes": path.stat().st_size}
             | {"digest": _identity(tensors, meta["scenario"])},
+            learned=_under("learned/", tensors),
+            weights=_under("weights/", tensors),
             **parts,
         )
     except (KeyError, RuntimeError) as error:
@@ -143,7 +181,11 @@ def _part(tensors: dict[str, Tensor], name: str, ids: list[str]) -> Part:
         return value.float() * tensors["scale"] + tensors["offset"] if value.dtype == torch.int8 else value.float()
 
     views = dense("views") if f"{name}/views" in tensors else None
-    return Part(dense("features"), tensors[f"{name}/labels"].long(), views, ids)
+    return Part(dense("features"), tensors[f"{name}/labels"].long(), views, ids, tensors.get(f"{name}/pictures"))
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _consistent(bank: Bank, path: Path) -> None:
@@ -155,6 +197,7 @@ def _consistent(bank: Bank, path: Path) -> None:
         ("test", bank.test, 0, classes),
     ):
         fits = part.features.shape == (len(part.labels), bank.dimension) and len(part.ids) in (0, len(part.labels))
+        fits = fits and (part.pictures is None or len(part.pictures) == len(part.labels))
         labels = set(part.labels.tolist())
         if part.views is not None:
             fits = fits and part.views.shape == (len(part.labels), part.views.shape[1], bank.dimension)

@@ -27,6 +27,7 @@ def extract(
     fabric: Fabric,
     *,
     views: int = 0,
+    pictures: bool = False,
     base_limit: int | None = None,
     novel_limit: int | None = None,
     batch: int = 256,
@@ -34,7 +35,8 @@ def extract(
 ) -> Bank:
     """Encode base, novel and test images, `views` weak views of the kept training images, and base statistics.
 
-    The limits keep that many images a class (a seeded choice); statistics always come from all base images.
+    The limits keep that many images a class (a seeded choice); statistics always come from all base images. With
+    `pictures` the bank also has those, and the backbone, for methods that go on training it.
     """
     begun = time.perf_counter()
     encoder.to(fabric.device)
@@ -65,13 +67,15 @@ def extract(
     return Bank(
         scenario=dataset.scenario,
         encoder=encoder.identity,
-        base=_part(done[0][kept], some_base, done[3] if views else None),
-        novel=_part(done[1], some_novel, done[4] if views else None),
-        test=_part(done[2], test, None),
+        base=_part(done[0][kept], some_base, done[3] if views else None, pictures),
+        novel=_part(done[1], some_novel, done[4] if views else None, pictures),
+        test=_part(done[2], test, None, pictures),
         mean=mean,
         std=std,
         counts=counts,
         card=card,
+        learned=encoder.learned,
+        weights=dict(encoder.backbone.state_dict()) if pictures else {},
     )
 
 
@@ -92,8 +96,9 @@ def _tick(progress: Progress, task: TaskID, world: int, count: int) -> None:
     progress.advance(task, count * world)
 
 
-def _part(features: Tensor, images: ImageSet, views: Tensor | None) -> Part:
-    return Part(features, torch.from_numpy(images.labels), views, images.ids)
+def _part(features: Tensor, images: ImageSet, views: Tensor | None, pictures: bool) -> Part:
+    pixels = torch.from_numpy(images.pixels[images.rows]) if pictures else None
+    return Part(features, torch.from_numpy(images.labels), views, images.ids, pixels)
 
 
 def _sharded(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from concm.data.bank import Bank
 from concm.errors import ConcmError
+
+if TYPE_CHECKING:
+    from concm.backbones.encoder import Encoder
 
 Shots = dict[int, list[int]]
 """For each novel class, the rows of the bank's novel part that are its shots."""
@@ -24,9 +27,11 @@ class Session:
     """What one session brings: classes (indices and names), features with labels, and views of the shots.
 
     The base session also has `mean` and `std` (classes, d) and `counts` (classes,) of all its images, of which
-    `features` may be a part. `scenario` names the data, for senses of class names that are settled by hand. Two things
-    are for methods that declare them: `total`, how many classes there will be, and `pool`, features and labels of all
-    training images of these classes, which no few-shot learner may see.
+    `features` may be a part, and `learned`, what the backbone's base session learned for a method beside it. `scenario`
+    names the data, for senses of class names that are settled by hand. Some things are for methods that declare them:
+    `total`, how many classes there will be; `pool`, features and labels of all training images of these classes, which
+    no few-shot learner may see; `pictures` (n, h, w, 3), which the features are of, and at the base session
+    `backbone`, a copy of the one that made them.
     """
 
     index: int
@@ -41,6 +46,9 @@ class Session:
     scenario: str = ""
     total: int | None = None
     pool: tuple[Tensor, Tensor] | None = None
+    learned: Mapping[str, Tensor] = field(default_factory=dict)
+    pictures: Tensor | None = None
+    backbone: Encoder | None = None
 
     def to(self, device: torch.device) -> Session:
         """The same on another device."""
@@ -124,10 +132,12 @@ def sessions(bank: Bank, shots: Shots) -> Iterator[Session]:
         if index == 0:
             base = bank.base
             about |= {"mean": bank.mean, "std": bank.std, "counts": bank.counts, "pool": (base.features, base.labels)}
+            about |= {"learned": bank.learned, "pictures": base.pictures}
+            about["backbone"] = bank.backbone() if bank.weights else None
             yield Session(0, classes, names, base.features, base.labels, base.views, **about)
         else:
             part = bank.novel.where(torch.tensor([row for label in classes for row in shots[label]]))
             labels = bank.novel.labels
             every = bank.novel.where((labels >= classes.start) & (labels < classes.stop))
-            about["pool"] = (every.features, every.labels)
+            about |= {"pool": (every.features, every.labels), "pictures": part.pictures}
             yield Session(index, classes, names, part.features, part.labels, part.views, **about)

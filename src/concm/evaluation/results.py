@@ -46,7 +46,7 @@ def head(choice: Choice, bank: Bank, *, draw: int, seed: int, splits: Path | Non
         "method": choice.entry.name,
         "label": choice.label,
         "settings": asdict(choice.settings) if is_dataclass(choice.settings) else {},  # type: ignore[arg-type]
-        "needs": list(getattr(choice.settings, "needs", choice.entry.needs)),
+        "needs": list(choice.needs),
         "draw": draw,
         "seed": seed,
         "splits": None if splits is None else str(splits),

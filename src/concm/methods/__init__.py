@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from concm.data.sessions import Session
+    from concm.training.objective import Objective
 
 
 class Method(Protocol):
@@ -52,14 +53,21 @@ class Method(Protocol):
 Group = Literal["control", "shared backbone", "own base session", "updates the backbone", "reference"]
 
 NAMES, VIEWS, TOTAL, POOL = "class names", "views of the shots", "number of classes to come", "all training images"
-"""What a method may need of a session beyond features, labels and statistics of the base classes."""
+PICTURES = "pictures and a copy of the backbone"
+"""What a method may need of a session beyond features, labels and statistics of the base classes.
+
+One that needs pictures is also given pictures to score, (n, h, w, 3), instead of features.
+"""
 EXEMPLARS = "exemplars"
 """What a method may need to keep: features of single images; how many is said after a colon."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered method; `needs` is all that it uses beyond features and labels."""
+    """A registered method; `needs` is all that it uses beyond features and labels.
+
+    `objective` is what it minimises in a base session of its own, where it has one: made from a stage and settings.
+    """
 
     name: str
     title: str
@@ -68,6 +76,7 @@ class Entry:
     settings: type[Any] | None
     needs: tuple[str, ...]
     group: Group = "shared backbone"
+    objective: type[Objective] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,11 @@ class Choice:
     label: str
     entry: Entry
     settings: Any
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What it uses beyond features and labels, with these settings."""
+        return tuple(getattr(self.settings, "needs", self.entry.needs))
 
     def build(self, *, seed: int, device: str) -> Method:
         """A fresh one."""
@@ -96,6 +110,7 @@ def method(
     group: Group = "shared backbone",
     settings: type[Any] | None = None,
     needs: tuple[str, ...] = (),
+    objective: type[Objective] | None = None,
 ) -> Callable[[Class], Class]:
     """Register a class under `name`; it takes `seed` and `device`, and `settings` if it has any.
 
@@ -104,7 +119,7 @@ def method(
 
     def register(make: Class) -> Class:
         by_default = () if settings is None else getattr(settings(), "needs", ())
-        _registered[name] = Entry(name, title, paper, make, settings, needs or by_default, group)
+        _registered[name] = Entry(name, title, paper, make, settings, needs or by_default, group, objective)
         entries.cache_clear()
         return make
 

@@ -79,10 +79,8 @@ def page(bank: Bank, rows: list[dict[str, Any]], draws: int, picture: str) -> st
     for row in ordered:
         choice = choose(row["method"])
         entry = choice.entry
-        needs = getattr(choice.settings, "needs", entry.needs)
-        lines.append(
-            _line(f"`{row['method']}`", entry.paper, entry.group, ", ".join(needs) or "nothing more", _here(choice))
-        )
+        needs = ", ".join(choice.needs) or "nothing more"
+        lines.append(_line(f"`{row['method']}`", entry.paper, entry.group, needs, _here(choice)))
     return "\n".join([*lines, ""])
 
 

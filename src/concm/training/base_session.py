@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from concm import backbones
-from concm.backbones.encoder import Encoder
+from concm.backbones.encoder import Encoder, Reading
 from concm.data.augment import RANDOMS
 from concm.data.dataset import Dataset
 from concm.errors import ConcmError, Misuse, enough_memory, in_a_line
+from concm.methods import Choice
 from concm.progress import bar
 from concm.training import checkpoint
 from concm.training.distributed import GlobalBatchNorm2d
 from concm.training.feed import Feed
 from concm.training.log import Log, Meter, interruptible, resume_command
-from concm.training.objective import Objective
-from concm.training.recipe import Recipe
+from concm.training.objective import Objective, Stage, TwoViews
+from concm.training.recipe import Recipe, Schedule
 
 CHECKPOINT_SECONDS = 120.0
 
@@ -43,9 +44,10 @@ class BaseSession:
 
     dataset: Dataset
     backbone: str
-    recipe: Recipe
+    recipe: Schedule
     out: Path
     fabric: Fabric
+    method: Choice | None = None
     weights: str | None = None
     compiled: bool = False
     resident: bool | None = None
@@ -69,7 +71,7 @@ class BaseSession:
             "pictures": self._fingerprint(),
             "image size": self.dataset.transform.size,
             "backbone": self.backbone,
-            "recipe": recipe.to_json(),
+            "recipe": self.described,
         }
         start, before = checkpoint.load(file, model, optimizer, identity) if resume else (0, 0.0)
         # CUDA graphs, because a step is hundreds of small kernels and launching each costs time.
@@ -85,7 +87,7 @@ class BaseSession:
                 rate = recipe.lr * _schedule(step, steps, min(recipe.warmup, recipe.epochs / 4) * an_epoch)
                 for group in optimizer.param_groups:
                     group["lr"] = rate
-                meter.add(self._step(wrapped, wrapped_optimizer, pixels, labels, self._random(step)))
+                meter.add(self._step(wrapped, wrapped_optimizer, pixels, labels, self._random(step, model.draws)))
                 done = step + 1
                 progress.update(task, completed=done)
                 if done % an_epoch == 0:
@@ -154,8 +156,24 @@ class BaseSession:
         self._try(network)
         if self.fabric.world_size > 1:
             GlobalBatchNorm2d.convert(network)
-        model = Objective(network, backbone.dimension, self.dataset.scenario.base, self.dataset.transform, self.recipe)
+        scenario = self.dataset.scenario
+        stage = Stage(network, backbone.dimension, scenario.base, len(scenario.keys), self.dataset.transform)
+        model = self._objective(stage)
         return model.train().to(self.fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+    def _objective(self, stage: Stage) -> Objective:
+        if self.method is None:
+            assert isinstance(self.recipe, Recipe)
+            return TwoViews(stage, self.recipe)
+        assert self.method.entry.objective is not None
+        return self.method.entry.objective(stage, self.method.settings)
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """The recipe as the run's file records it: with the method whose base session this is, if it is one's."""
+        if self.method is None:
+            return self.recipe.to_json()
+        return {"method": self.method.entry.name, "settings": asdict(self.method.settings), **self.recipe.to_json()}
 
     def _try(self, network: nn.Module) -> None:
         """Refuse pictures that are too small for the network before anything is written."""
@@ -176,11 +194,11 @@ class BaseSession:
                 order = np.random.default_rng((self.recipe.seed, epoch)).permutation(count)
             yield order[at * self.batch : (at + 1) * self.batch][self.share]
 
-    def _random(self, step: int) -> Tensor:
+    def _random(self, step: int, draws: int) -> Tensor:
         """Uniform numbers for this process's share of the global batch: a function of seed and step alone."""
         device = self.fabric.device
         generator = torch.Generator(device).manual_seed(self.recipe.seed * 1_000_003 + step)
-        return torch.rand(self.batch, 2, RANDOMS, generator=generator, device=device)[self.share]
+        return torch.rand(self.batch, draws, RANDOMS, generator=generator, device=device)[self.share]
 
     def _step(self, model: Any, optimizer: Any, pixels: Tensor, labels: Tensor, random: Tensor) -> dict[str, Tensor]:
         sentence = f"the device is out of memory at --batch {self.batch}; try --batch {self.batch // 2}"
@@ -195,12 +213,14 @@ class BaseSession:
         meta = {
             "dimension": backbones.find(self.backbone).dimension,
             "scenario": self.dataset.scenario.name,
-            "recipe": self.recipe.to_json(),
+            "recipe": self.described,
             "seconds": round(last["seconds"], 1),
             "images_per_second": round(last["images_per_second"]),
             "base_accuracy": round(head_accuracy(model, self.dataset), 2),
         }
-        encoder = Encoder(self.backbone, model.backbone, self.dataset.transform, meta)
+        learned = {name: value.detach().cpu() for name, value in model.learned().items()}
+        network = Reading.of(model.backbone, model.turns, model.maps)
+        encoder = Encoder(self.backbone, network, self.dataset.transform, meta, learned=learned)
         if self.fabric.is_global_zero:
             encoder.save(self.out / "backbone.safetensors")
             file.unlink(missing_ok=True)
@@ -212,15 +232,17 @@ class BaseSession:
 def head_accuracy(model: Objective, dataset: Dataset) -> float:
     """Accuracy (per cent) of the base session's own classifier over the base classes' test images."""
     images = dataset.test.of_classes(dataset.scenario.classes_of(0))
-    encoder = Encoder("", model.backbone, dataset.transform, {}).to(next(model.parameters()).device)
+    network = Reading.of(model.backbone, model.turns, model.maps)
+    encoder = Encoder("", network, dataset.transform, {}).to(next(model.parameters()).device)
     features = encoder.encode(images)
-    scores = model.head.eval()(features.to(encoder.device))[:, : dataset.scenario.base].cpu()
+    scores = model.eval().classify(features.to(encoder.device)).cpu()
     return float((scores.argmax(1) == torch.from_numpy(images.labels)).float().mean() * 100)
 
 
-def _optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.SGD:
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    free = [p for p in model.parameters() if p.ndim <= 1]
+def _optimizer(model: nn.Module, recipe: Schedule, device: torch.device) -> torch.optim.SGD:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    decayed = [p for p in trained if p.ndim > 1]
+    free = [p for p in trained if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": free, "weight_decay": 0.0}]
     return torch.optim.SGD(groups, lr=recipe.lr, momentum=0.9, nesterov=True, fused=device.type == "cuda" or None)
 

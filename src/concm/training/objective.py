@@ -1,6 +1,9 @@
-"""What the base session minimises: cross-entropy, supervised contrast and SimCLR on two views of each picture."""
+"""What a base session minimises: ours, cross-entropy and contrast on two views, and the form of everybody's."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +13,7 @@ from concm.data import augment
 from concm.data.transform import Transform
 from concm.losses import supervised_contrast
 from concm.training.distributed import gather
-from concm.training.recipe import Recipe
+from concm.training.recipe import Recipe, Schedule
 
 
 class Head(nn.Module):
@@ -29,17 +32,75 @@ class Head(nn.Module):
         return out
 
 
-class Objective(nn.Module):
-    """A backbone with the heads that train it; called with raw pixels, so that the whole step is one graph."""
+@dataclass(frozen=True)
+class Stage:
+    """What an objective trains and for what: base `classes` of `total`, whose pictures enter by `transform`."""
 
-    def __init__(self, backbone: nn.Module, dimension: int, classes: int, transform: Transform, recipe: Recipe) -> None:
+    backbone: nn.Module
+    dimension: int
+    classes: int
+    total: int
+    transform: Transform
+
+
+class Objective(nn.Module):
+    """A backbone with what trains it; called with raw pixels, so that the whole step is one graph.
+
+    A method with a base session of its own has a subclass, made from a stage and its settings. After training, the
+    frozen backbone reads every picture in each of `turns` quarters, one feature after the other, or keeps its last
+    `maps` flat instead of their mean; and what `learned` returns goes with the features to the method.
+    """
+
+    schedule: ClassVar[Schedule] = Schedule()
+    "The published one, or what stands for it."
+    draws: ClassVar[int] = 1
+    "Rows of random numbers that a step takes for each picture."
+    turns: tuple[int, ...] = (0,)
+    maps: bool = False
+
+    def __init__(self, stage: Stage, settings: Any) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.classes = classes
-        self.transform = transform
+        self.settings = settings
+        self.backbone = stage.backbone
+        self.classes = stage.classes
+        self.transform = stage.transform
+
+    def forward(self, pixels: Tensor, labels: Tensor, random: Tensor, first: int) -> dict[str, Tensor]:
+        """Losses of one step, their sum as `loss`; pixels are (n, h, w, 3) and random (n, draws, RANDOMS).
+
+        `first` is the position of this process's pictures in the global batch.
+        """
+        raise NotImplementedError
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Scores (n, classes) of features as they are read after training."""
+        raise NotImplementedError
+
+    def learned(self) -> dict[str, Tensor]:
+        """What the method needs beside the backbone."""
+        return {}
+
+    def ready(self, images: Tensor) -> Tensor:
+        """Images of 0..1 as the backbone takes them."""
+        return self.transform.normalise(images).contiguous(memory_format=torch.channels_last)
+
+
+class TwoViews(Objective):
+    """Cross-entropy, supervised contrast and SimCLR on a weak and a strong view of each picture."""
+
+    draws = 2
+
+    def __init__(self, stage: Stage, recipe: Recipe) -> None:
+        super().__init__(stage, recipe)
+        dimension = stage.dimension
         self.recipe = recipe
-        self.head = Head(dimension, classes * (4 if recipe.turned else 1), recipe.head)
+        self.head = Head(dimension, stage.classes * (4 if recipe.turned else 1), recipe.head)
         self.projection = nn.Sequential(nn.Linear(dimension, dimension), nn.ReLU(), nn.Linear(dimension, 128))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """By the upright share of the head."""
+        scores: Tensor = self.head(features)[:, : self.classes]
+        return scores
 
     def views(self, pixels: Tensor, labels: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
         """A weak and a strong view (2n, 3, s, s) and their labels (n,); random is (n, 2, RANDOMS)."""
@@ -51,10 +112,10 @@ class Objective(nn.Module):
             quarters = (4 - (1 - random[:, 0, -1]) / recipe.turned * 3).clamp(0, 3).long()
             images = augment.turn(images, quarters.repeat(2))
             labels = labels + self.classes * quarters
-        return self.transform.normalise(images).contiguous(memory_format=torch.channels_last), labels
+        return self.ready(images), labels
 
     def forward(self, pixels: Tensor, labels: Tensor, random: Tensor, first: int) -> dict[str, Tensor]:
-        """Losses of one step; `first` is the position of this process's pictures in the global batch."""
+        """Losses of one step."""
         images, labels = self.views(pixels, labels, random)
         features = self.backbone(images).float()
         recipe = self.recipe

@@ -1,0 +1,125 @@
+"""CLOSER (Oh, Baik and Lee, "Towards Better Representation Learning for Few-Shot Class-Incremental Learning",
+ECCV 2024).
+
+Features that spread within a class carry more than the base classes need, and so transfer to new ones; features of
+different classes that lie closer to each other can be told apart with what is left. So the base session adds to the
+cross-entropy a contrast without labels, which spreads, and a reward for cosines between classes. Sessions add class
+means and train nothing.
+
+Here: colour shaking and grey stand for AutoAugment, and the rate falls along a cosine instead of in two steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from concm.data import augment
+from concm.errors import Misuse
+from concm.losses import supervised_contrast
+from concm.methods import method
+from concm.methods.ncm import NCM
+from concm.training.distributed import gather
+from concm.training.objective import Objective, Stage
+from concm.training.recipe import Schedule
+
+
+@dataclass(frozen=True)
+class CLOSERSettings:
+    """Of the base session; defaults: the authors' for CIFAR-100."""
+
+    PRESETS: ClassVar = ("mini_imagenet", "cub200")
+
+    scale: float = 32.0
+    "Of the cosines, in the cross-entropy and in the contrast (authors' code)."
+    spread: float = 0.1
+    "Weight of the contrast without labels (authors' code)."
+    closeness: float = 1.0
+    "Weight of the mean cosine between classes (authors' code)."
+    scale_min: float = 0.25
+    "Smallest area of a view's crop (authors' code)."
+    jitter: float = 0.4
+    "Brightness, contrast and saturation of the views (chosen: ours; authors' code: AutoAugment of half the views)."
+    grey: float = 0.2
+    "Share of views without colour (chosen: ours)."
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0 or not 0 < self.scale_min <= 1:
+            raise Misuse("setting scale must be positive, and scale_min lies between 0 and 1")
+
+    @classmethod
+    def mini_imagenet(cls) -> CLOSERSettings:
+        """As published for mini-ImageNet."""
+        return cls(closeness=0.5, scale_min=0.08)
+
+    @classmethod
+    def cub200(cls) -> CLOSERSettings:
+        """As published for CUB200."""
+        return cls(spread=0.01, closeness=1.5)
+
+
+class Closer(Objective):
+    """Three views of each picture: recognised, spread, and drawn together across classes."""
+
+    schedule = Schedule(epochs=200, batch=128, lr=0.1, warmup=0, weight_decay=5e-4)
+    draws = 3
+
+    def __init__(self, stage: Stage, settings: CLOSERSettings) -> None:
+        super().__init__(stage, settings)
+        self.head = nn.Linear(stage.dimension, stage.classes, bias=False)
+
+    def forward(self, pixels: Tensor, labels: Tensor, random: Tensor, first: int) -> dict[str, Tensor]:
+        """Losses of one step."""
+        settings, size = self.settings, self.transform.size
+        crops = [
+            augment.strong(pixels, random[:, at], size, settings.scale_min, settings.jitter, settings.grey)
+            for at in range(self.draws)
+        ]
+        units = F.normalize(self.backbone(self.ready(torch.cat(crops))).float())
+        scores = settings.scale * F.linear(units, F.normalize(self.head.weight)).float()
+        recognised = F.cross_entropy(scores, labels.repeat(self.draws))
+        spread = self._spread(units, first + torch.arange(len(labels), device=labels.device))
+        close = closeness(units, labels.repeat(self.draws))
+        loss = recognised + settings.spread * spread - settings.closeness * close
+        return {"cross_entropy": recognised, "spread": spread, "closeness": close, "loss": loss}
+
+    def _spread(self, units: Tensor, pictures: Tensor) -> Tensor:
+        """Contrast of each view with the others of its picture, against all of the global batch."""
+        views = units.chunk(self.draws)
+        others = torch.cat([gather(view) for view in views])
+        every = gather(pictures)
+        own = torch.cat([pictures + at * len(every) for at in range(self.draws)])
+        with torch.autocast(units.device.type, enabled=False):
+            return supervised_contrast(
+                units, pictures.repeat(self.draws), others, every.repeat(self.draws), own, 1 / self.settings.scale
+            )
+
+    def classify(self, features: Tensor) -> Tensor:
+        """By the cosine classifier."""
+        return F.linear(F.normalize(features), F.normalize(self.head.weight))
+
+
+def closeness(units: Tensor, labels: Tensor) -> Tensor:
+    """Mean cosine of pairs of different classes; zero if there are none."""
+    different = labels[:, None] != labels
+    return (units @ units.T * different).sum() / different.sum().clamp_min(1)
+
+
+@method(
+    "closer",
+    title="CLOSER: a base session that spreads features and draws classes together",
+    paper="ECCV 2024",
+    group="own base session",
+    settings=CLOSERSettings,
+    objective=Closer,
+)
+class CLOSER(NCM):
+    """Nearest class mean on what that base session gives."""
+
+    def __init__(self, settings: CLOSERSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(seed=seed, device=device)
+        self.settings = settings or CLOSERSettings()

@@ -1,0 +1,67 @@
+"""What methods share that go on training the backbone: a copy of it, and pictures instead of features."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import asdict
+
+import torch
+from torch import Tensor, nn
+
+from concm import backbones
+from concm.data import augment
+from concm.data.sessions import Session
+from concm.data.transform import Transform
+from concm.errors import Misuse
+from concm.methods.learner import Learner
+
+
+class PictureLearner(Learner):
+    """A learner with its own copy of the backbone, `network`, always in eval mode: batch statistics stay the base's."""
+
+    network: nn.Module
+
+    def __init__(self, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(seed=seed, device=device)
+        self.backbone = ""
+        self.transform: dict[str, object] = {}
+
+    def begin(self, base: Session) -> Session:
+        """As `Learner.begin`, with the backbone copied."""
+        if base.backbone is None or base.pictures is None:
+            raise Misuse(
+                "this method trains the backbone on pictures: make the bank with `concm features --keep-pictures`"
+            )
+        self.backbone, self.transform = base.backbone.name, asdict(base.backbone.transform)
+        moved = super().begin(base)
+        self.network.load_state_dict(base.backbone.backbone.state_dict())
+        return moved
+
+    def build(self) -> None:
+        """The backbone's form; subclasses add heads."""
+        self.network = self.another()
+
+    def another(self) -> nn.Module:
+        """A network of the backbone's form, with weights still to be loaded."""
+        return backbones.find(self.backbone).build().to(self.device).eval()
+
+    def features(self, pictures: Tensor, network: nn.Module | None = None, batch: int = 256) -> Tensor:
+        """(n, h, w, 3) → (n, d) as at test time, without gradients."""
+        network = self.network if network is None else network
+        with torch.no_grad():
+            parts = [network(self._how.centre(part.to(self.device))) for part in torch.split(pictures, batch)]
+        return torch.cat(parts)
+
+    def views(self, pictures: Tensor) -> Tensor:
+        """Images (n, 3, s, s) for a network, each shifted and mirrored at random."""
+        random = torch.rand(len(pictures), augment.RANDOMS, generator=self.generator, device=self.device)
+        return self._how.normalise(augment.weak(pictures, random, self._how.size))
+
+    @property
+    def _how(self) -> Transform:
+        return Transform.from_json(self.transform)
+
+
+def copied(network: nn.Module) -> nn.Module:
+    """A frozen copy, for a teacher."""
+    return deepcopy(network).requires_grad_(False)

@@ -121,7 +121,7 @@ def trained(choice: Choice, total: int) -> Objective:
     """A small network after some steps of the method's base session, or of plain cross-entropy."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        stage = Stage(Small(), DIMENSION, BASE, total, TRANSFORM)
+        stage = Stage(Small(), DIMENSION, BASE, total, TRANSFORM, ANIMALS[:BASE])
         kind = choice.entry.objective
         plain = Recipe(head="cosine", turned=0, contrast=0, jitter=0, grey=0, scale_min=0.8)
         objective = TwoViews(stage, plain) if kind is None else kind(stage, choice.settings)

@@ -157,7 +157,8 @@ class BaseSession:
         if self.fabric.world_size > 1:
             GlobalBatchNorm2d.convert(network)
         scenario = self.dataset.scenario
-        stage = Stage(network, backbone.dimension, scenario.base, len(scenario.keys), self.dataset.transform)
+        names = scenario.names[: scenario.base]
+        stage = Stage(network, backbone.dimension, scenario.base, len(scenario.keys), self.dataset.transform, names)
         model = self._objective(stage)
         return model.train().to(self.fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 

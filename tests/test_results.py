@@ -209,7 +209,8 @@ def test_a_base_session_alone_has_a_summary_too():
 
 def made(label: str, *sessions: dict) -> results.Result:
     size = {"memory_bytes": 100, "parameters": 10}
-    return {"label": label, "sessions": list(sessions), "summary": {**summary(list(sessions)), **size}}
+    found = {"sessions": list(sessions), "summary": {**summary(list(sessions)), **size}}
+    return {"label": label, "environment": {"device": "cpu"}, **found}
 
 
 CURVE = {"bias": [0.0, 0.1, 0.2], "base": [80.0, 70.0, 60.0], "novel": [10.0, 40.0, 50.0]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,7 @@ def typed(*words: object) -> subprocess.CompletedProcess[str]:
 
 def sentence(text: str) -> str:
     """The one line that a mistake prints on standard error."""
-    lines = text.splitlines()
+    lines = [line for line in text.splitlines() if not re.match(r"[\w ]+: \d+ of \d+ ", line)]  # progress, when slow
     assert len(lines) == 1, text
     assert lines[0].startswith("concm: "), text
     return lines[0].removeprefix("concm: ")

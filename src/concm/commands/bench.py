@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from concm.errors import ConcmError, at_least
+from concm.errors import ConcmError, Misuse, at_least
 from concm.options import Machine
 
 
@@ -25,6 +25,7 @@ def bench(
     json: Path | None = None,
     figure: Path | None = None,
     leaderboard: Path | None = None,
+    beside: list[Path] | None = None,
     jobs: int | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> None:
@@ -36,7 +37,8 @@ def bench(
         A scenario whose bank ships with concm (cifar100 by default); with `--bank`, the one it must be of.
     method
         A method (see `concm methods`), with settings if you like: `concm:alpha=0.5,structure=fixed,total=100`, or a
-        preset: `concm:published`. May be given several times, and `all` is all of them; the controls run in any case.
+        preset: `concm:published`. May be given several times, and `all` is all that this bank allows: some want a bank
+        of their own base session, or one with pictures. The controls run in any case.
     draws
         Draws of the shots; figures are means over them.
     seeds
@@ -61,6 +63,8 @@ def bench(
         The picture; by default bench.png beside the results.
     leaderboard
         Also write a page of Markdown with all rows, and its picture beside it.
+    beside
+        Tables of other banks, written with `--json`, that the leaderboard shows too.
     jobs
         Runs at a time; by default one a core, and one at a time on a GPU.
     device
@@ -72,13 +76,20 @@ def bench(
     at_least(1, draws=draws, seeds=seeds, jobs=1 if jobs is None else jobs)
     at_least(0, seed=seed)
     chosen = Machine(device=device).accelerator()
-    from concm.evaluation.bench import Source, Task, cores, finish
+    if beside and leaderboard is None:
+        raise Misuse("--beside goes with --leaderboard, the page that shows those tables")
+    from concm.evaluation.bench import Source, Task, cores, finish, unfit
     from concm.evaluation.controls import METHODS
-    from concm.methods import entries
+    from concm.methods import choose, entries
 
     source = Source(scenario, bank, way, shot, sessions)
     loaded = source.bank()
-    asked = [name for word in method or ["concm"] for name in (entries() if word == "all" else [word])]
+    others = [report.read_json(path) for path in beside or []]
+    every = [name for name in entries() if unfit(choose(name), loaded) is None]
+    asked = [name for word in method or ["concm"] for name in (every if word == "all" else [word])]
+    for name in asked:
+        if why := unfit(choose(name), loaded):
+            raise Misuse(why)
     labels = list(dict.fromkeys([*asked, *METHODS]))
     draws = 1 if splits else draws
     tasks = [
@@ -95,12 +106,12 @@ def bench(
     figures.bench(loaded, rows, picture)
     written = [picture]
     if json is not None:
-        report.write_json(json, loaded, rows, draws)
+        report.write_json(json, report.table(loaded, rows, draws))
         written.append(json)
     if leaderboard is not None:
         from concm.report.leaderboard import write
 
-        written += write(leaderboard, loaded, rows, draws)
+        written += write(leaderboard, report.table(loaded, rows, draws), others)
     text.say(f"wrote {' and '.join(map(str, written))}; one result file a run in {out}")
 
 

@@ -25,7 +25,7 @@ from concm.errors import ConcmError
 from concm.evaluation import results
 from concm.evaluation.protocol import run
 from concm.evaluation.results import Result
-from concm.methods import choose
+from concm.methods import PICTURES, Choice, choose
 from concm.options import complain
 from concm.progress import bar
 
@@ -73,13 +73,24 @@ class Task:
 
     def run(self, bank: Bank, listen: Listener) -> Result:
         """Do it, on one thread: the result must not depend on what else the machine is doing."""
-        method = choose(self.method).build(seed=self.seed, device=self.device)
+        choice = choose(self.method)
+        method = choice.build(seed=self.seed, device=self.device)
         sessions: list[dict[str, Any]] = []
         with _one_thread():
-            for figures in run(method, bank, self.shots(bank)):
+            for figures in run(method, bank, self.shots(bank), pictures=PICTURES in choice.needs):
                 sessions.append(figures)
                 listen(f"{self.method} draw {self.draw}", figures["index"], figures)
         return results.finished(self.head(bank), sessions, method)
+
+
+def unfit(choice: Choice, bank: Bank) -> str | None:
+    """Why a method cannot run on a bank, if it cannot."""
+    name = choice.entry.name
+    if choice.entry.objective is not None and bank.base_session != name:
+        return f"{name} has a base session of its own: run it on a bank of `concm train --method {name}`"
+    if PICTURES in choice.needs and not bank.weights:
+        return f"{name} trains the backbone on pictures: run it on a bank of `concm features --keep-pictures`"
+    return None
 
 
 @contextmanager

@@ -20,8 +20,8 @@ BIASES = np.round(
 BIASES.sort()
 
 
-def run(method: Method, bank: Bank, shots: Shots) -> Iterator[dict[str, Any]]:
-    """Figures of the base session, then of each incremental one, as they come.
+def run(method: Method, bank: Bank, shots: Shots, *, pictures: bool = False) -> Iterator[dict[str, Any]]:
+    """Figures of the base session, then of each incremental one, as they come; it scores features, or pictures.
 
     `seconds` is learning and scoring. The last session also has the method's whole trade-off: base and novel
     accuracy if a constant were added to its novel scores.
@@ -35,7 +35,9 @@ def run(method: Method, bank: Bank, shots: Shots) -> Iterator[dict[str, Any]]:
             method.learn(session)
         seen = session.classes.stop
         test = bank.test.where(bank.test.labels < seen)
-        scores = method.scores(test.features)
+        images = test.pictures if pictures else test.features
+        assert images is not None
+        scores = method.scores(images)
         predicted = scores.argmax(1).cpu()
         seconds = time.perf_counter() - begun
         matrix = confusion(test.labels, predicted, seen)

@@ -134,6 +134,7 @@ def aggregate(results: Sequence[Result]) -> dict[str, Any]:
     row["class_means"] = {k: float(np.mean([s["class_means"][k] for s in summaries])) for k in ("ahm", "fa")}
     row["trade_off"] = trade_off(results)
     row["runs"] = len(results)
+    row["device"] = results[0]["environment"]["device"]
     return row
 
 

@@ -82,15 +82,14 @@ class Closer(Objective):
         units = F.normalize(self.backbone(self.ready(torch.cat(crops))).float())
         scores = settings.scale * F.linear(units, F.normalize(self.head.weight)).float()
         recognised = F.cross_entropy(scores, labels.repeat(self.draws))
-        spread = self._spread(units, first + torch.arange(len(labels), device=labels.device))
-        close = closeness(units, labels.repeat(self.draws))
+        everything = torch.cat([gather(view) for view in units.chunk(self.draws)])
+        spread = self._spread(units, everything, first + torch.arange(len(labels), device=labels.device))
+        close = closeness(units, labels.repeat(self.draws), everything, gather(labels).repeat(self.draws))
         loss = recognised + settings.spread * spread - settings.closeness * close
         return {"cross_entropy": recognised, "spread": spread, "closeness": close, "loss": loss}
 
-    def _spread(self, units: Tensor, pictures: Tensor) -> Tensor:
+    def _spread(self, units: Tensor, others: Tensor, pictures: Tensor) -> Tensor:
         """Contrast of each view with the others of its picture, against all of the global batch."""
-        views = units.chunk(self.draws)
-        others = torch.cat([gather(view) for view in views])
         every = gather(pictures)
         own = torch.cat([pictures + at * len(every) for at in range(self.draws)])
         with torch.autocast(units.device.type, enabled=False):
@@ -103,10 +102,10 @@ class Closer(Objective):
         return F.linear(F.normalize(features), F.normalize(self.head.weight))
 
 
-def closeness(units: Tensor, labels: Tensor) -> Tensor:
-    """Mean cosine of pairs of different classes; zero if there are none."""
-    different = labels[:, None] != labels
-    return (units @ units.T * different).sum() / different.sum().clamp_min(1)
+def closeness(units: Tensor, labels: Tensor, others: Tensor, other_labels: Tensor) -> Tensor:
+    """Mean cosine of units (n, d) to those `others` (m, d) that are of another class; zero if there are none."""
+    different = labels[:, None] != other_labels
+    return (units @ others.T * different).sum() / different.sum().clamp_min(1)
 
 
 @method(

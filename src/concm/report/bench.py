@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from concm.data.bank import Bank
+from concm.errors import ConcmError
 from concm.evaluation import published
 from concm.evaluation.results import Result, above, aggregate
 from concm.files import write_whole
@@ -28,20 +29,37 @@ def rows(results: list[Result]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def write_json(path: Path, bank: Bank, rows: list[dict[str, Any]], draws: int) -> None:
+def table(bank: Bank, rows: list[dict[str, Any]], draws: int) -> dict[str, Any]:
     """The aggregate, with the published rows of the scenario beside the measured ones."""
-    data = {
-        "scenario": bank.scenario.name,
+    scenario = bank.scenario
+    return {
+        "scenario": scenario.name,
+        "cut": {name: getattr(scenario, name) for name in ("base", "way", "shot", "sessions")},
         "draws": draws,
         "backbone": bank.encoder,
+        "training": bank.card.get("training"),
         "rows": rows,
         "published": [
             {"method": row.method, "backbone": row.backbone, "base_acc": row.base_acc, "ahm": row.ahm, "fa": row.fa}
             | {"hm": list(row.hm), "note": row.note}
-            for row in published.beside(bank.scenario)
+            for row in published.beside(scenario)
         ],
     }
-    write_whole(path, (json.dumps(data, indent=1) + "\n").encode())
+
+
+def write_json(path: Path, found: dict[str, Any]) -> None:
+    """Such a table as a file."""
+    write_whole(path, (json.dumps(found, indent=1) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read it back."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        assert found.keys() >= {"scenario", "draws", "backbone", "training", "rows", "published"}
+    except (OSError, ValueError, AssertionError, AttributeError) as error:
+        raise ConcmError(f"{path} is no table of `concm bench --json`") from error
+    return found
 
 
 def show(bank: Bank, rows: list[dict[str, Any]], draws: int) -> None:

@@ -80,19 +80,21 @@ def bench(bank: Bank, rows: list[dict[str, Any]], path: Path) -> None:
             axes.legend(frameon=False, fontsize=8)
 
 
-def trade_offs(rows: list[dict[str, Any]], control: str, path: Path) -> None:
-    """Where all methods stand after the last session, with the control's whole curve."""
-    with _picture(path, 1, (7.5, 5.5)) as axes:
+def trade_offs(rows: list[dict[str, Any]], others: list[dict[str, Any]], control: str, path: Path) -> None:
+    """Where all methods stand after the last session, with the control's whole curve; `others` have other features."""
+    with _picture(path, 1, (9, 6.5)) as axes:
         curve = next((row["trade_off"] for row in rows if row["method"] == control), None)
         if curve is not None:
             axes.plot(
                 curve["base"], curve["novel"], "-", color="#999999", linewidth=1.5, label=f"{control} with any bias"
             )
-        for at, row in enumerate(rows):
-            axes.plot(row["last_base"], row["last_novel"], "o", color=COLOURS[at % len(COLOURS)])
+        for at, row in enumerate([*rows, *others]):
+            colour = COLOURS[at % len(COLOURS)]
+            inside = colour if at < len(rows) else "none"
+            axes.plot(row["last_base"], row["last_novel"], "o", color=colour, markerfacecolor=inside)
             place = (row["last_base"], row["last_novel"])
             axes.annotate(row["method"], place, textcoords="offset points", xytext=(6, 3), fontsize=8)
-        lowest = [min(row[name] for row in rows) - 5 for name in ("last_base", "last_novel")]
+        lowest = [min(row[name] for row in [*rows, *others]) - 5 for name in ("last_base", "last_novel")]
         axes.set(
             xlabel="base accuracy (%)", ylabel="novel accuracy (%)", xlim=(lowest[0], None), ylim=(lowest[1], None)
         )

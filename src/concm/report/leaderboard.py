@@ -5,83 +5,220 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import tomllib
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from concm.data.bank import Bank
-from concm.evaluation import published
-from concm.evaluation.published import Row
 from concm.files import write_whole
 from concm.methods import Choice, choose
 from concm.report import figures
 from concm.report.bench import CONTROL
 
 MEASURED = ("AHM", "FA", "base", "PD", "last base / novel", "above the curve", "s", "MB", "parameters")
-COLUMNS = ("method", *MEASURED, "published AHM / FA (base; backbone)")
+PUBLISHED = "published AHM / FA (base; backbone)"
 ALIASES = {"imprint": "iw"}
+OURS = "concm"
+FAR = 3.0
+"""Points of AHM from which on a difference from the paper needs words."""
+
+Found = dict[str, Any]
+"""A table of `concm bench`: one bank, its rows and the published ones."""
+Row = dict[str, Any]
 
 
-def write(path: Path, bank: Bank, rows: list[dict[str, Any]], draws: int) -> list[Path]:
-    """The page, and its picture beside it."""
+def write(path: Path, found: Found, others: list[Found]) -> list[Path]:
+    """The page, and its picture beside it; `others` are tables of other banks."""
     picture = path.with_suffix(".png")
-    figures.trade_offs(rows, CONTROL, picture)
-    write_whole(path, page(bank, rows, draws, picture.name).encode())
+    figures.trade_offs(found["rows"], [row for other in others for row in _own(other)], CONTROL, picture)
+    write_whole(path, page(found, others, picture.name).encode())
     return [path, picture]
 
 
-def page(bank: Bank, rows: list[dict[str, Any]], draws: int, picture: str) -> str:
-    """All of it, from the rows that the bench measured."""
-    scenario = bank.scenario
-    printed = {_key(row.method): row for row in published.beside(scenario)}
-    ordered = sorted(rows, key=lambda row: -row["ahm"])
-    lines = [
-        f"# Leaderboard: {scenario.name}",
+def page(found: Found, others: list[Found], picture: str) -> str:
+    """All of it, from what the bench measured."""
+    tuned = [other for other in others if not _base_session(other) and _own(other)]
+    owned = [other for other in others if _base_session(other)]
+    plain = [other for other in others if not _base_session(other) and not _own(other)]
+    lines = [*_beginning(found, picture), *_shared(found), *_against(found)]
+    if tuned:
+        lines += _tuning(tuned)
+    if owned:
+        lines += _with_own_base_session(owned, plain)
+    rows = [*found["rows"], *(row for other in [*tuned, *owned] for row in _own(other))]
+    return "\n".join([*lines, *_beside_papers(found, rows), *_explained(rows), ""])
+
+
+def _beginning(found: Found, picture: str) -> list[str]:
+    cut = found["cut"]
+    return [
+        f"# Leaderboard: {found['scenario']}",
         "",
-        f"{scenario.base} base classes, then {scenario.sessions} sessions of {scenario.way}-way {scenario.shot}-shot. "
-        f"Measured: features of one frozen {bank.encoder['name']} (weights `{bank.encoder['weights']}`), mean ± "
-        f"standard deviation of {draws} draws of the shots, the same for every method. Settings are the papers' "
-        "or, where a method's file marks them so, chosen on validation banks. "
-        "Published: the table of the ConCM paper, one draw, each method with a backbone of its own.",
+        f"{cut['base']} base classes, then {cut['sessions']} sessions of {cut['way']}-way {cut['shot']}-shot; means ± "
+        f"standard deviations of {found['draws']} draws of the shots, the same for every method. Settings are the "
+        "papers' or, where a method's file marks them so, chosen on validation banks. Published: the table of the "
+        "ConCM paper, one draw, each method with a backbone of its own.",
         "",
         f"![Base and novel accuracy after the last session]({picture})",
         "",
         "*Where each method stands after the last session, and the curve that nearest class mean describes with any "
-        "constant on its novel scores: HM is mostly a place on that curve, so what counts is to lie above it.*",
-        "",
-        _line(*COLUMNS),
-        "|---" * len(COLUMNS) + "|",
-    ]
-    for row in ordered:
-        above = "–" if row["above_curve"] is None else f"{row['above_curve']:+.1f}".replace("-", "−")
-        cells = (
-            f"{row['ahm']:.2f} ± {row['ahm_std']:.2f}",
-            f"{row['fa']:.2f} ± {row['fa_std']:.2f}",
-            f"{row['base_acc']:.2f}",
-            f"{row['pd']:.2f}",
-            f"{row['last_base']:.1f} / {row['last_novel']:.1f}",
-            above,
-            f"{row['seconds']:.1f}",
-            f"{row['memory_bytes'] / 1e6:.1f}",
-            f"{row['parameters']:,.0f}",
-        )
-        lines.append(_line(f"`{row['method']}`", *cells, _published(row["method"], printed)))
-    lines += [
-        "",
-        "Seconds: one draw, all sessions with their evaluation, one thread. MB: what is kept of the data.",
+        "constant on its novel scores: HM is mostly a place on that curve, so what counts is to lie above it. Hollow: "
+        "on features of its own, so the curve is not its.*",
         "",
     ]
-    lines += [
-        "## What each one is, needs and leaves out",
+
+
+def _shared(found: Found) -> list[str]:
+    return [
+        "## On one shared, frozen backbone",
         "",
-        _line("method", "paper", "group", "needs", "here"),
-        "|---" * 5 + "|",
+        f"Features of one {_backbone(found)}.",
+        "",
+        *_table(found, found["rows"]),
+        "",
+        "s: one draw, all sessions with their evaluation, one thread. MB: what is kept of the data. Above the curve: "
+        "points of novel accuracy over nearest class mean with any constant, at the method's own base accuracy; – "
+        "where the curve does not reach so far.",
+        "",
     ]
-    for row in ordered:
+
+
+def _against(found: Found) -> list[str]:
+    """ConCM against every other method on the same features, said plainly."""
+    rows = {row["method"]: row for row in found["rows"]}
+    if OURS not in rows:
+        return []
+    ours = rows.pop(OURS)
+    others = [row for row in rows.values() if choose(row["method"]).entry.group != "reference"]
+    lines = ["## ConCM against every other", ""]
+    for name, title in (("ahm", "AHM"), ("fa", "FA"), ("above_curve", "height above the curve")):
+        ranked = sorted((row for row in others if row[name] is not None), key=lambda row: -row[name])
+        better = [f"`{row['method']}` {_signed(row[name] - ours[name], 2)}" for row in ranked if row[name] > ours[name]]
+        worse = [f"`{row['method']}` {_signed(row[name] - ours[name], 2)}" for row in ranked if row[name] <= ours[name]]
+        beaten = f"above it: {', '.join(better)}" if better else "no method above it"
+        lines.append(f"- **{title} {ours[name]:.2f}**; {beaten}; below it: {', '.join(worse) or 'none'}.")
+    return [*lines, "", "References, which see what no few-shot learner may, are left out here.", ""]
+
+
+def _tuning(tuned: list[Found]) -> list[str]:
+    lines = ["## That go on training the backbone", ""]
+    for other in tuned:
+        lines += [
+            f"They begin with a copy of {_backbone(other)} and see pictures; seconds on {other['rows'][0]['device']}.",
+            "",
+            *_table(other, other["rows"]),
+            "",
+        ]
+    return lines
+
+
+def _with_own_base_session(owned: list[Found], plain: list[Found]) -> list[str]:
+    """Each on the backbone that its own base session trained, beside others on the same features."""
+    measured = ("AHM", "FA", "base", "PD", "last base / novel", "above its curve", "`ncm` there", "`concm` there")
+    heads = ("method", "base session", *measured, PUBLISHED)
+    lines = [
+        "## With a base session of their own",
+        "",
+        f"Each on the {owned[0]['backbone']['name']} that its own base session trained, so rows differ by more than "
+        "the method; `ncm` and `concm` on the same features stand beside it (AHM).",
+        "",
+        _line(*heads),
+        "|---" * len(heads) + "|",
+    ]
+    for other in sorted(owned, key=lambda other: -max(row["ahm"] for row in _own(other))):
+        for row in sorted(_own(other), key=lambda row: -row["ahm"]):
+            cells = [*_cells(row)[:6], *(_ahm(other, name) for name in (CONTROL, OURS)), _published(other, row)]
+            lines.append(_line(f"`{row['method']}`", _schedule(other), *cells))
+    for other in plain:
+        row = next(row for row in other["rows"] if row["method"] == CONTROL)
+        cells = [*_cells(row)[:6], *(_ahm(other, name) for name in (CONTROL, OURS)), "control"]
+        lines.append(_line("plain cross-entropy, then `ncm`", _schedule(other), *cells))
+    return [*lines, ""]
+
+
+def _beside_papers(found: Found, rows: list[Row]) -> list[str]:
+    """Where a measured figure is far from its paper's, and why."""
+    heads = ("method", "AHM here − there", "FA here − there", "why")
+    lines = ["## Beside their papers", "", _line(*heads), "|---" * len(heads) + "|"]
+    for row in sorted(rows, key=lambda row: row["method"]):
+        printed = _printed(found, row)
+        if printed is None:
+            continue
+        off = row["ahm"] - printed["ahm"]
+        words = remarks(found["scenario"]).get(row["method"])
+        if abs(off) < FAR:
+            words = words or f"as published, within {FAR:g} points of AHM"
+        cells = (_signed(off, 1), _signed(row["fa"] - printed["fa"], 1), words or "not reproduced")
+        lines.append(_line(f"`{row['method']}`", *cells))
+    return [*lines, ""]
+
+
+def _explained(rows: list[Row]) -> list[str]:
+    heads = ("method", "paper", "group", "needs", "here")
+    lines = ["## What each one is, needs and leaves out", "", _line(*heads), "|---" * len(heads) + "|"]
+    for row in sorted(rows, key=lambda row: row["method"]):
         choice = choose(row["method"])
-        entry = choice.entry
-        needs = ", ".join(choice.needs) or "nothing more"
+        entry, needs = choice.entry, ", ".join(choice.needs) or "nothing more"
         lines.append(_line(f"`{row['method']}`", entry.paper, entry.group, needs, _here(choice)))
-    return "\n".join([*lines, ""])
+    return lines
+
+
+@cache
+def remarks(scenario: str) -> dict[str, str]:
+    """Why methods land where they do on a scenario, as far as we know."""
+    data = tomllib.loads((files("concm.report") / "remarks.toml").read_text(encoding="utf-8"))
+    return dict(data.get(scenario, {}))
+
+
+def _own(found: Found) -> list[Row]:
+    """The rows for whose sake a bank was made: of the method whose base session it is, or that train its backbone."""
+    groups = ("own base session", "updates the backbone")
+    return [row for row in found["rows"] if choose(row["method"]).entry.group in groups]
+
+
+def _base_session(found: Found) -> str | None:
+    name: str | None = ((found["training"] or {}).get("recipe") or {}).get("method")
+    return name
+
+
+def _backbone(found: Found) -> str:
+    return f"{found['backbone']['name']} (weights `{found['backbone']['weights']}`, base session: {_schedule(found)})"
+
+
+def _schedule(found: Found) -> str:
+    training = found["training"] or {}
+    recipe = training.get("recipe")
+    return "ready-made" if not recipe else f"{recipe['epochs']} epochs, {training['seconds']:.0f} s"
+
+
+def _table(found: Found, rows: list[Row]) -> list[str]:
+    lines = [_line("method", *MEASURED, PUBLISHED), "|---" * (len(MEASURED) + 2) + "|"]
+    for row in sorted(rows, key=lambda row: -row["ahm"]):
+        lines.append(_line(f"`{row['method']}`", *_cells(row), _published(found, row)))
+    return lines
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        f"{row['ahm']:.2f} ± {row['ahm_std']:.2f}",
+        f"{row['fa']:.2f} ± {row['fa_std']:.2f}",
+        f"{row['base_acc']:.2f}",
+        f"{row['pd']:.2f}",
+        f"{row['last_base']:.1f} / {row['last_novel']:.1f}",
+        "–" if row["above_curve"] is None else _signed(row["above_curve"], 1),
+        f"{row['seconds']:.1f}",
+        f"{row['memory_bytes'] / 1e6:.1f}",
+        f"{row['parameters']:,.0f}",
+    )
+
+
+def _ahm(found: Found, method: str) -> str:
+    return next((f"{row['ahm']:.2f}" for row in found["rows"] if row["method"] == method), "not run")
+
+
+def _signed(value: float, digits: int) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−")
 
 
 def _line(*cells: str) -> str:
@@ -93,11 +230,17 @@ def _key(name: str) -> str:
     return ALIASES.get(plain, plain)
 
 
-def _published(method: str, printed: dict[str, Row]) -> str:
-    row = printed.get(_key(method))
-    if row is None or ":" in method:
+def _printed(found: Found, row: Row) -> dict[str, Any] | None:
+    """The published row of a method in its published form."""
+    rows = {_key(entry["method"]): entry for entry in found["published"]}
+    return None if ":" in row["method"] else rows.get(_key(row["method"]))
+
+
+def _published(found: Found, row: Row) -> str:
+    entry = _printed(found, row)
+    if entry is None:
         return "no row"
-    return f"{row.ahm} / {row.fa} ({row.base_acc}; {row.backbone or 'not said'})"
+    return f"{entry['ahm']} / {entry['fa']} ({entry['base_acc']}; {entry['backbone'] or 'not said'})"
 
 
 def _here(choice: Choice) -> str:

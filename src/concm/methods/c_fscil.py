@@ -30,7 +30,7 @@ class CFSCILSettings:
     """Of C-FSCIL; the paper has the same for mini-ImageNet and no CUB200."""
 
     mode: Literal[1, 2, 3] = 3
-    "How the layer is realigned: 1 not at all, 2 to bipolar prototypes, 3 to nudged ones (chosen: the last of the paper's)."
+    "How the layer is realigned: 1 not at all, 2 to bipolar prototypes, 3 to nudged ones (chosen of the paper's three)."
     width: int = 512
     "Dimensions of the wide space (paper)."
     steepness: float = 10.0

@@ -1,0 +1,170 @@
+"""iCaRL (Rebuffi, Kolesnikov, Sperl and Lampert, "iCaRL: Incremental Classifier and Representation Learning",
+CVPR 2017).
+
+A few pictures of each class are kept, chosen one after the other so that their mean stays near the class's (herding).
+Each session trains the whole network on new pictures and kept ones: new outputs by their labels, old outputs towards
+what they were before (distillation), each output a sigmoid of its own. The trained outputs only shape the features: a
+picture belongs to the class whose kept pictures have the nearest mean.
+
+Here: the base session trains sigmoid outputs on the shared backbone's features and leaves the backbone as it is; batch
+statistics stay those of the base session; the outputs see unit features, as the nearest mean does, and new ones begin
+at zero; sessions are shorter, at a smaller rate than the paper's, which is for a network that begins at random. All
+shots of a novel class are kept, as few as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from concm.data.sessions import Session
+from concm.errors import Misuse
+from concm.methods import EXEMPLARS, PICTURES, method
+from concm.methods.descent import descend
+from concm.methods.pictures import PictureLearner
+
+
+@dataclass(frozen=True)
+class ICaRLSettings:
+    """Defaults: the paper's for CIFAR-100, but for the schedule."""
+
+    memory: int = 2000
+    "Pictures kept in all, as many of each class seen so far (paper)."
+    epochs: int = 20
+    "Over new and kept pictures, a session (chosen: about 300 steps; paper: 70)."
+    base_epochs: int = 10
+    "Of the base classes' outputs, on features (chosen: the backbone is trained already; paper: 70 of all)."
+    batch: int = 128
+    "Pictures in a step (paper)."
+    lr: float = 0.1
+    "Of SGD in sessions, for losses that are means over outputs (chosen: the paper's 2 breaks a trained backbone)."
+    base_lr: float = 2.0
+    "Likewise, of the base classes' outputs (paper)."
+    weight_decay: float = 1e-5
+    "(paper)"
+
+    def __post_init__(self) -> None:
+        if (
+            min(self.memory, self.batch) < 1
+            or min(self.epochs, self.base_epochs, self.lr, self.base_lr, self.weight_decay) < 0
+        ):
+            raise Misuse("settings memory and batch must be at least 1, the others at least 0")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The budget is for all classes together."""
+        return PICTURES, f"{EXEMPLARS}: {self.memory} pictures in all"
+
+
+@method(
+    "icarl",
+    title="iCaRL: herded exemplars, distillation, nearest mean",
+    paper="CVPR 2017",
+    group="updates the backbone",
+    settings=ICaRLSettings,
+)
+class ICaRL(PictureLearner):
+    """The network, an output (row) a class, exemplars in the order they were chosen in, and their means."""
+
+    kept = ("exemplars",)
+
+    def __init__(self, settings: ICaRLSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(seed=seed, device=device)
+        self.settings = settings or ICaRLSettings()
+
+    def fit_base(self, base: Session) -> None:
+        """Train the base classes' outputs on features, and choose their exemplars."""
+        base, settings = self.begin(base), self.settings
+        assert base.pictures is not None
+        units = F.normalize(base.features)
+        self.rows = torch.zeros(self.base, self.dimension, device=self.device)
+        targets = F.one_hot(base.labels, self.base).float()
+        self._descend([], lambda chosen: units[chosen], targets, settings.base_epochs, settings.base_lr)
+        self.exemplars, self.labels = base.pictures[:0], base.labels[:0]
+        self._keep(base.pictures, base.labels, units, self.base)
+
+    def learn(self, session: Session) -> None:
+        """Train all on new and kept pictures, old outputs towards what they were; then choose exemplars anew."""
+        session, settings = session.to(self.device), self.settings
+        assert session.pictures is not None
+        pictures = torch.cat([session.pictures, self.exemplars])
+        labels = torch.cat([session.labels, self.labels])
+        new = F.one_hot(labels, session.classes.stop)[:, session.classes.start :].float()
+        targets = torch.cat([torch.sigmoid(F.normalize(self.features(pictures)) @ self.rows.T), new], 1)
+        self.rows = F.pad(self.rows, (0, 0, 0, len(session.classes)))
+
+        def units_of(chosen: Tensor) -> Tensor:
+            return F.normalize(self.network(self.views(pictures[chosen])))
+
+        self._descend(list(self.network.parameters()), units_of, targets, settings.epochs, settings.lr)
+        units = F.normalize(self.features(session.pictures))
+        self._keep(session.pictures, session.labels, units, session.classes.stop)
+
+    def _descend(
+        self, weights: list[Tensor], read: Callable[[Tensor], Tensor], targets: Tensor, epochs: int, lr: float
+    ) -> None:
+        """Train the rows, and the `weights` behind unit features that are read by index, to give targets (n, classes).
+
+        The rate falls to a fifth after 7/10 and 9/10 of the steps, as in the paper.
+        """
+        rows, drawn = self.rows.clone().requires_grad_(), self._batches(len(targets))
+
+        def loss() -> Tensor:
+            chosen = next(drawn)
+            return F.binary_cross_entropy_with_logits(read(chosen) @ rows.T, targets[chosen])
+
+        steps = epochs * math.ceil(len(targets) / self.settings.batch)
+        rates = (lr * 0.2 ** sum(step >= share * steps for share in (0.7, 0.9)) for step in range(steps))
+        descend([rows, *weights], loss, rates, weight_decay=self.settings.weight_decay)
+        self.rows = rows.detach()
+
+    def _batches(self, count: int) -> Iterator[Tensor]:
+        while True:
+            order = torch.randperm(count, generator=self.generator, device=self.device)
+            yield from torch.split(order, self.settings.batch)
+
+    def _keep(self, pictures: Tensor, labels: Tensor, units: Tensor, seen: int) -> None:
+        """Keep the first exemplars of old classes and herd those of new ones, within the budget; take their means."""
+        each = self.settings.memory // seen
+        if not each:
+            raise Misuse(
+                f"icarl keeps {self.settings.memory} pictures, which is less than one of each of {seen} classes"
+            )
+        old = [(self.labels == label).nonzero().flatten()[:each] for label in torch.unique(self.labels)]
+        new = []
+        for label in torch.unique(labels):
+            own = (labels == label).nonzero().flatten()
+            new.append(own[herded(units[own], each)])
+        chosen, added = torch.cat([self.labels[:0], *old]), torch.cat(new)
+        self.exemplars = torch.cat([self.exemplars[chosen], pictures[added]])
+        self.labels = torch.cat([self.labels[chosen], labels[added]])
+        units = F.normalize(self.features(self.exemplars))
+        self.means = F.normalize(torch.stack([units[self.labels == label].mean(0) for label in range(seen)]))
+
+    def scores(self, pictures: Tensor) -> Tensor:
+        """Cosine to the mean of each class's exemplars: among unit vectors, the nearest has the largest."""
+        return F.normalize(self.features(pictures)) @ self.means.T
+
+    @property
+    def parameters(self) -> int:
+        """The network's and the outputs'."""
+        return super().parameters + self.rows.numel()
+
+
+def herded(vectors: Tensor, count: int) -> Tensor:
+    """Indices of the vectors (n, d) whose running mean stays nearest to the mean of all, in the order chosen."""
+    mean, total = vectors.mean(0), torch.zeros_like(vectors[0])
+    left = torch.ones(len(vectors), dtype=torch.bool, device=vectors.device)
+    chosen = []
+    for size in range(1, min(count, len(vectors)) + 1):
+        away = (mean - (total + vectors) / size).square().sum(1)
+        best = torch.where(left, away, torch.inf).argmin()
+        left[best] = False
+        total = total + vectors[best]
+        chosen.append(best)
+    return torch.stack(chosen)

@@ -1,0 +1,171 @@
+"""LCwoF (Kukleva, Kuehne and Schiele, "Generalized and Incremental Few-Shot Learning by Explicit Learning and
+Calibration without Forgetting", ICCV 2021).
+
+What base training, novel learning and keeping both want of the weights differs, so each has a phase of its own. Novel
+classes are learned from their shots alone, by a cross-entropy whose denominator holds the base classes too, while the
+backbone is held near the base model by a penalty on the distance of its weights. Then all classes are calibrated
+jointly, on pictures of base and novel classes in balance.
+
+Here: the base phase leaves the shared backbone as it is and trains a cosine classifier on its features, where the
+paper's is linear; new rows begin at their shots' mean, not at random; the backbone's steps are those of the implicit
+method, since with the authors' penalty and rate explicit ones grow without end unless clipped; both phases are
+shortened at larger rates. Batch statistics stay the base's, as in the authors' code, which has one session only: later
+ones are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import repeat
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from concm.data.sessions import Session
+from concm.errors import Misuse
+from concm.methods import EXEMPLARS, PICTURES, method
+from concm.methods.descent import descend
+from concm.methods.imprint import BaseTraining, imprinted, learned_rows
+from concm.methods.pictures import PictureLearner
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps of SGD with momentum 0.9, and what they minimise beside the penalty."""
+
+    steps: int
+    "How many."
+    lr: float
+    "Of the rows."
+    backbone_lr: float
+    "Of the backbone."
+    weight: float
+    "Of the cross-entropy."
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.lr, self.backbone_lr, self.weight) < 0:
+            raise Misuse("steps, rates and weights of a phase must be at least 0")
+
+
+@dataclass(frozen=True)
+class LCwoFSettings:
+    """Defaults: the authors' for 5 shots of mini-ImageNet, the only ones released."""
+
+    penalty: float = 5e3
+    "Of the squared distance of the backbone's weights from the base model's (authors' code)."
+    novel: Phase = field(default_factory=lambda: Phase(steps=40, lr=0.04, backbone_lr=0.004, weight=1.0))
+    "New rows, all shots in each step (chosen: for some 150 epochs of the authors', at four times their rates)."
+    joint: Phase = field(default_factory=lambda: Phase(steps=40, lr=0.025, backbone_lr=0.0025, weight=0.1))
+    "All rows (chosen: the authors' 200 epochs are some 1000 steps, at a 25th of these rates; weight: authors' code)."
+    batch: int = 64
+    "Pictures in a step of the joint phase (chosen: one to 64 classes)."
+    exemplars: int = 5
+    "Pictures kept of each base class, the first ones (chosen: as many as shots)."
+    scale: float = 16.0
+    "What the learned scale of the cosines starts from (chosen: that of imprint)."
+    base: BaseTraining = field(default_factory=BaseTraining)
+    "Of the base classifier (chosen: that of imprint)."
+
+    def __post_init__(self) -> None:
+        if min(self.exemplars, self.batch) < 1 or self.penalty < 0 or self.scale <= 0:
+            raise Misuse("settings exemplars and batch must be at least 1, scale positive, penalty at least 0")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Pictures of both kinds of classes are kept."""
+        return PICTURES, f"{EXEMPLARS}: {self.exemplars} pictures a base class, all shots of a novel one"
+
+
+@method(
+    "lcwof",
+    title="LCwoF: novel learning near the base weights, then joint calibration",
+    paper="ICCV 2021",
+    group="updates the backbone",
+    settings=LCwoFSettings,
+)
+class LCwoF(PictureLearner):
+    """The network, the base model it is held near, a unit row a class, and exemplars."""
+
+    kept = ("exemplars",)
+
+    def __init__(self, settings: LCwoFSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(seed=seed, device=device)
+        self.settings = settings or LCwoFSettings()
+        self.scale = self.settings.scale
+
+    def build(self) -> None:
+        """The network, and the base model."""
+        super().build()
+        self.anchor = self.another().requires_grad_(False)
+
+    def fit_base(self, base: Session) -> None:
+        """Phase 1: train the base rows and the scale on features, and keep a few pictures."""
+        base, count = self.begin(base), self.settings.exemplars
+        assert base.pictures is not None
+        self.anchor.load_state_dict(self.network.state_dict())
+        scale = torch.tensor(self.settings.scale, device=self.device, requires_grad=True)
+
+        def loss(cosines: Tensor, labels: Tensor, _: Tensor) -> Tensor:
+            return F.cross_entropy(scale * cosines, labels)
+
+        self.rows = learned_rows(base, loss, [scale], self.settings.base, self.generator)
+        self.scale = float(scale.detach())
+        first = torch.cat([(base.labels == label).nonzero().flatten()[:count] for label in base.classes])
+        self.exemplars, self.labels = base.pictures[first], base.labels[first]
+
+    def learn(self, session: Session) -> None:
+        """Phase 2: new rows, from the shots alone; phase 3: all rows, from exemplars of all classes alike."""
+        session, settings = session.to(self.device), self.settings
+        assert session.pictures is not None
+        shots, labels = session.pictures, session.labels
+        new = imprinted(replace(session, features=self.features(shots)))
+        new = self._descend(settings.novel, lambda: (shots, labels), self.rows, new)
+        self.exemplars, self.labels = torch.cat([self.exemplars, shots]), torch.cat([self.labels, labels])
+        balance = 1 / self.labels.bincount()[self.labels].float()
+
+        def balanced() -> tuple[Tensor, Tensor]:
+            drawn = torch.multinomial(balance, settings.batch, replacement=True, generator=self.generator)
+            return self.exemplars[drawn], self.labels[drawn]
+
+        self.rows = self._descend(settings.joint, balanced, self.rows[:0], torch.cat([self.rows, new]))
+
+    def _descend(self, phase: Phase, draw: Callable[[], tuple[Tensor, Tensor]], fixed: Tensor, rows: Tensor) -> Tensor:
+        """Train the backbone and rows that come after `fixed` ones on what is drawn; the rows, of unit length."""
+        rows, penalty = rows.clone().requires_grad_(), self.settings.penalty
+        pace = implicit(phase.backbone_lr, penalty)
+        weights, anchors = list(self.network.parameters()), list(self.anchor.parameters())
+
+        def loss() -> Tensor:
+            pictures, labels = draw()
+            features = paced(self.network(self.views(pictures)), pace)
+            every = F.normalize(torch.cat([fixed, paced(rows, phase.lr)]))
+            entropy = F.cross_entropy(self.scale * F.normalize(features) @ every.T, labels)
+            away = torch.stack([(w - a).square().sum() for w, a in zip(weights, anchors, strict=True)]).sum()
+            return phase.weight * entropy + pace * penalty * away
+
+        descend([rows, *weights], loss, repeat(1.0, phase.steps))
+        return F.normalize(rows.detach())
+
+    def scores(self, pictures: Tensor) -> Tensor:
+        """Scaled cosine to every row."""
+        return self.scale * F.normalize(self.features(pictures)) @ self.rows.T
+
+    @property
+    def parameters(self) -> int:
+        """The network's, the rows' and the scale."""
+        return sum(weight.numel() for weight in self.network.parameters()) + self.rows.numel() + 1
+
+
+def paced(values: Tensor, pace: float) -> Tensor:
+    """The same values, whose gradient is `pace` times theirs: what comes before them learns at its own rate."""
+    return values.detach() + pace * (values - values.detach())
+
+
+def implicit(lr: float, penalty: float) -> float:
+    """The rate at which a step along the gradient is an implicit one for penalty·|x|²: stable for any penalty.
+
+    (x - lr·g) / (1 + 2·lr·penalty) = x - rate·(g + 2·penalty·x).
+    """
+    return lr / (1 + 2 * lr * penalty)

@@ -14,9 +14,10 @@ from concm.errors import Misuse
 from concm.evaluation.conformance import BASE, SIDE, World
 from concm.methods import EXEMPLARS, PICTURES, choose
 from concm.methods.bidist import distillation, merged, perceptron, typical
+from concm.methods.descent import paced
 from concm.methods.icarl import herded
 from concm.methods.imprint import imprinted
-from concm.methods.lcwof import implicit, paced
+from concm.methods.lcwof import implicit
 
 torch.set_num_threads(1)
 BRIEF = {

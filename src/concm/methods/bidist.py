@@ -28,9 +28,8 @@ from concm.backbones import opened
 from concm.data.sessions import Session
 from concm.errors import Misuse
 from concm.methods import EXEMPLARS, PICTURES, method
-from concm.methods.descent import descend
+from concm.methods.descent import descend, paced
 from concm.methods.imprint import BaseTraining, imprinted, learned_rows
-from concm.methods.lcwof import paced
 from concm.methods.pictures import PictureLearner
 
 
@@ -199,7 +198,7 @@ class BiDist(PictureLearner):
 
     def _features(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
         """Of the base model, and of the tuned branch, as at test time."""
-        read = [self._read(self._how.centre(part.to(self.device)))[1:] for part in torch.split(pictures, 256)]
+        read = [self._read(self.how.centre(part.to(self.device)))[1:] for part in torch.split(pictures, 256)]
         general, own = map(torch.cat, zip(*read, strict=True))
         return general, own
 

@@ -54,3 +54,8 @@ def falling(lr: float, steps: int, period: float, decay: float) -> Iterator[floa
     """Falls by the factor `decay` after each `period`, a share of all steps."""
     for step in range(steps):
         yield lr * decay ** int(step / steps / period + 1e-9)
+
+
+def paced(values: Tensor, pace: float) -> Tensor:
+    """The same values, whose gradient is `pace` times theirs: what comes before them learns at its own rate."""
+    return values.detach() + pace * (values - values.detach())

@@ -26,7 +26,7 @@ from torch import Tensor
 from concm.data.sessions import Session
 from concm.errors import Misuse
 from concm.methods import EXEMPLARS, PICTURES, method
-from concm.methods.descent import descend
+from concm.methods.descent import descend, paced
 from concm.methods.imprint import BaseTraining, imprinted, learned_rows
 from concm.methods.pictures import PictureLearner
 
@@ -156,11 +156,6 @@ class LCwoF(PictureLearner):
     def parameters(self) -> int:
         """The network's, the rows' and the scale."""
         return sum(weight.numel() for weight in self.network.parameters()) + self.rows.numel() + 1
-
-
-def paced(values: Tensor, pace: float) -> Tensor:
-    """The same values, whose gradient is `pace` times theirs: what comes before them learns at its own rate."""
-    return values.detach() + pace * (values - values.detach())
 
 
 def implicit(lr: float, penalty: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import asdict
 
 import torch
@@ -49,19 +48,15 @@ class PictureLearner(Learner):
         """(n, h, w, 3) → (n, d) as at test time, without gradients."""
         network = self.network if network is None else network
         with torch.no_grad():
-            parts = [network(self._how.centre(part.to(self.device))) for part in torch.split(pictures, batch)]
+            parts = [network(self.how.centre(part.to(self.device))) for part in torch.split(pictures, batch)]
         return torch.cat(parts)
 
     def views(self, pictures: Tensor) -> Tensor:
         """Images (n, 3, s, s) for a network, each shifted and mirrored at random."""
         random = torch.rand(len(pictures), augment.RANDOMS, generator=self.generator, device=self.device)
-        return self._how.normalise(augment.weak(pictures, random, self._how.size))
+        return self.how.normalise(augment.weak(pictures, random, self.how.size))
 
     @property
-    def _how(self) -> Transform:
+    def how(self) -> Transform:
+        """How pictures enter the network."""
         return Transform.from_json(self.transform)
-
-
-def copied(network: nn.Module) -> nn.Module:
-    """A frozen copy, for a teacher."""
-    return deepcopy(network).requires_grad_(False)

@@ -190,7 +190,7 @@ def interpolated(table: Tensor, uniform: Tensor) -> Tensor:
     """Values between those of a table at equal steps, at places of 0..1."""
     place = uniform * (len(table) - 1)
     below = place.long().clamp(max=len(table) - 2)
-    return torch.lerp(table[below], table[below + 1], place - below)
+    return table[below] + (place - below) * (table[below + 1] - table[below])
 
 
 @method(

@@ -1,0 +1,54 @@
+"""FACL (Nema and Kurmi, "Strategic Base Representation Learning via Feature Augmentations for Few-Shot Class
+Incremental Learning", WACV 2025).
+
+SAVC, in whose base session the feature of each turned picture is averaged with that of another turned picture of the
+batch and keeps its label: a proxy class lies between classes, and the space around it is kept for new ones.
+
+The published figures are no target. The authors' code averages at test time too, and their test batches of a hundred
+are sorted by class, so that on CIFAR-100 and mini-ImageNet each turned test picture is averaged with others of its own
+true class: the answer leaks in through the company it is tested in.
+
+Here: features are averaged in training only, so each test picture is scored by itself; with four fantasies each is
+averaged with one of the same turn; all else is as in our SAVC.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from concm.methods import method
+from concm.methods.savc import SAVC, Fantasies, SAVCSettings
+from concm.training.distributed import gather
+from concm.training.recipe import Schedule
+
+
+class Proxies(Fantasies):
+    """SAVC's losses on features of which the turned ones are mixed; keys are not."""
+
+    schedule = Schedule(epochs=600, batch=64, lr=0.1, warmup=0, weight_decay=5e-4)
+
+    def read(self, crops: Tensor, chance: Tensor, first: int) -> Tensor:
+        """Features (n, crops, fantasies, d), the turned ones averaged with those of another picture."""
+        features = super().read(crops, chance, first)
+        upright, turned = features[:, :, :1], features[:, :, 1:]
+        others = gather(turned)[partners(gather(chance))[first : first + len(chance)]]
+        return torch.cat([upright, (turned + others) / 2], 2)
+
+
+def partners(chance: Tensor) -> Tensor:
+    """For each of n pictures another one, chosen by a uniform number each (n,): its successor in a random ring."""
+    ring = chance.argsort()
+    return ring.roll(-1)[ring.argsort()]
+
+
+@method(
+    "facl",
+    title="FACL: SAVC with turned features mixed in training",
+    paper="WACV 2025",
+    group="own base session",
+    settings=SAVCSettings,
+    objective=Proxies,
+)
+class FACL(SAVC):
+    """Scores as SAVC does, on what that base session gives."""

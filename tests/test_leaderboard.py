@@ -7,6 +7,7 @@ import json
 import pytest
 from PIL import Image
 
+from concm.methods.closer import Closer
 from concm.report import leaderboard
 from concm.report.bench import read_json
 from tiny import call, sentence
@@ -39,7 +40,8 @@ def table(*rows: dict, recipe: dict | None = None) -> dict:
 SHARED = table(
     row("concm", 61.0, 60.0, 2.0), row("teen", 51.0, 60.5, 0.5), row("orco", 58.0, 52.0, None), row("ncm", 49.0)
 )
-OWN = table(row("closer", 47.0), row("ncm", 47.0), row("concm", 55.0), recipe={"method": "closer", "epochs": 100})
+CLOSER = {"method": "closer", **Closer.schedule.to_json(), "epochs": 100}
+OWN = table(row("closer", 47.0), row("ncm", 47.0), row("concm", 55.0), recipe=CLOSER)
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def test_rows_are_ordered_by_harmonic_mean(page):
 
 
 def test_who_is_better_than_concm_is_said_as_plainly_as_who_is_not(page):
-    said = under(page, "ConCM against every other")
+    said = under(page, "ConCM against every other that begins with this backbone")
     assert line(said, "- **AHM") == (
         "- **AHM 61.00**; no method above it; below it: `orco` −3.00, `teen` −10.00, `ncm` −12.00."
     )
@@ -73,7 +75,9 @@ def test_who_is_better_than_concm_is_said_as_plainly_as_who_is_not(page):
 
 def test_references_do_not_count_as_better():
     shared = table(row("concm", 61.0), row("joint", 70.0), row("ncm", 49.0))
-    said = under(leaderboard.page(shared, [], "x.png").splitlines(), "ConCM against every other")
+    said = under(
+        leaderboard.page(shared, [], "x.png").splitlines(), "ConCM against every other that begins with this backbone"
+    )
     assert "`joint`" not in "".join(said)
 
 
@@ -91,13 +95,13 @@ def test_words_take_its_place(monkeypatch):
 
 def test_a_method_with_its_own_base_session_stands_beside_others_on_its_features(page):
     cells = line(under(page, "With a base session of their own"), "| `closer`").split(" | ")
-    assert cells[1] == "100 epochs, 12 s"
+    assert cells[1] == "100 epochs, 12 s (epochs 100 for 200)"
     assert cells[8:10] == ["47.00", "55.00"]
     assert cells[10].startswith("42.5 / 50.0")
 
 
 def test_what_was_not_run_there_is_said(page):
-    own = table(row("closer", 47.0), row("ncm", 47.0), recipe={"method": "closer", "epochs": 100})
+    own = table(row("closer", 47.0), row("ncm", 47.0), recipe=CLOSER)
     found = leaderboard.page(SHARED, [own], "x.png").splitlines()
     assert line(under(found, "With a base session of their own"), "| `closer`").split(" | ")[9] == "not run"
 
@@ -106,6 +110,20 @@ def test_methods_that_train_the_backbone_have_a_table_with_their_control():
     tuned = table(row("icarl", 30.0), row("ncm", 49.0))
     found = under(leaderboard.page(SHARED, [tuned], "x.png").splitlines(), "That go on training the backbone")
     assert [line.split("`")[1] for line in found if line.startswith("| `")] == ["ncm", "icarl"]
+
+
+def test_one_that_trains_the_same_backbone_further_counts_among_the_others():
+    tuned = table(row("lcwof", 63.0), row("ncm", 49.0))
+    elsewhere = {**table(row("icarl", 64.0), row("ncm", 49.0)), "backbone": {"name": "resnet12", "weights": "other"}}
+    found = leaderboard.page(SHARED, [tuned, elsewhere], "x.png").splitlines()
+    said = line(under(found, "ConCM against every other that begins with this backbone"), "- **AHM")
+    assert said.startswith("- **AHM 61.00**; above it: `lcwof` +2.00; below it: `orco`")
+
+
+def test_where_concm_is_not_ahead_on_a_method_s_own_features_is_said():
+    own = table(row("closer", 56.0), row("concm", 55.0), row("ncm", 47.0), recipe=CLOSER)
+    found = "".join(leaderboard.page(SHARED, [own], "x.png").splitlines())
+    assert "ConCM has the higher AHM in 0 of 1 cases; not against `closer`." in found
 
 
 def test_no_cell_is_empty(page):

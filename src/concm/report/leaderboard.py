@@ -41,7 +41,8 @@ def page(found: Found, others: list[Found], picture: str) -> str:
     tuned = [other for other in others if not _base_session(other) and _own(other)]
     owned = [other for other in others if _base_session(other)]
     plain = [other for other in others if not _base_session(other) and not _own(other)]
-    lines = [*_beginning(found, picture), *_shared(found), *_against(found)]
+    same = [other for other in tuned if other["backbone"]["weights"] == found["backbone"]["weights"]]
+    lines = [*_beginning(found, picture), *_shared(found), *_against(found, same)]
     if tuned:
         lines += _tuning(tuned)
     if owned:
@@ -84,14 +85,14 @@ def _shared(found: Found) -> list[str]:
     ]
 
 
-def _against(found: Found) -> list[str]:
-    """ConCM against every other method on the same features, said plainly."""
-    rows = {row["method"]: row for row in found["rows"]}
+def _against(found: Found, same: list[Found]) -> list[str]:
+    """ConCM against every other method that begins with the same backbone, said plainly."""
+    rows = {row["method"]: row for row in [*found["rows"], *(row for other in same for row in _own(other))]}
     if OURS not in rows:
         return []
     ours = rows.pop(OURS)
     others = [row for row in rows.values() if choose(row["method"]).entry.group != "reference"]
-    lines = ["## ConCM against every other", ""]
+    lines = ["## ConCM against every other that begins with this backbone", ""]
     for name, title in (("ahm", "AHM"), ("fa", "FA"), ("above_curve", "height above the curve")):
         ranked = sorted((row for row in others if row[name] is not None), key=lambda row: -row[name])
         better = [f"`{row['method']}` {_signed(row[name] - ours[name], 2)}" for row in ranked if row[name] > ours[name]]
@@ -105,7 +106,8 @@ def _tuning(tuned: list[Found]) -> list[str]:
     lines = ["## That go on training the backbone", ""]
     for other in tuned:
         lines += [
-            f"They begin with a copy of {_backbone(other)} and see pictures; seconds on {other['rows'][0]['device']}.",
+            f"They begin with a copy of {_backbone(other)} and see pictures. Several ran at once on one "
+            f"{other['rows'][0]['device']}, so their seconds are too many.",
             "",
             *_table(other, other["rows"]),
             "",
@@ -121,7 +123,9 @@ def _with_own_base_session(owned: list[Found], plain: list[Found]) -> list[str]:
         "## With a base session of their own",
         "",
         f"Each on the {owned[0]['backbone']['name']} that its own base session trained, so rows differ by more than "
-        "the method; `ncm` and `concm` on the same features stand beside it (AHM).",
+        "the method; `ncm` and `concm` on the same features stand beside it (AHM). The second column says where the "
+        "schedule is not the published one; seconds are too many where trainings shared a GPU. "
+        f"{_ahead(owned)}",
         "",
         _line(*heads),
         "|---" * len(heads) + "|",
@@ -137,10 +141,28 @@ def _with_own_base_session(owned: list[Found], plain: list[Found]) -> list[str]:
     return [*lines, ""]
 
 
+def _ahead(owned: list[Found]) -> str:
+    """Whether ConCM is above the methods on their own features."""
+    pairs = [(row, ours) for other in owned for row in _own(other) for ours in other["rows"] if ours["method"] == OURS]
+    ahead = [row["method"] for row, ours in pairs if ours["ahm"] > row["ahm"]]
+    behind = [f"`{row['method']}`" for row, ours in pairs if ours["ahm"] <= row["ahm"]]
+    said = f"On their own features ConCM has the higher AHM in {len(ahead)} of {len(pairs)} cases"
+    return f"{said}; not against {', '.join(behind)}." if behind else f"{said}."
+
+
 def _beside_papers(found: Found, rows: list[Row]) -> list[str]:
     """Where a measured figure is far from its paper's, and why."""
     heads = ("method", "AHM here − there", "FA here − there", "why")
-    lines = ["## Beside their papers", "", _line(*heads), "|---" * len(heads) + "|"]
+    control = _ahm(found, CONTROL)
+    lines = [
+        "## Beside their papers",
+        "",
+        f"On the shared features nearest class mean alone has an AHM of {control}: what is far above its paper there "
+        "owes it to the backbone first.",
+        "",
+        _line(*heads),
+        "|---" * len(heads) + "|",
+    ]
     for row in sorted(rows, key=lambda row: row["method"]):
         printed = _printed(found, row)
         if printed is None:
@@ -189,7 +211,15 @@ def _backbone(found: Found) -> str:
 def _schedule(found: Found) -> str:
     training = found["training"] or {}
     recipe = training.get("recipe")
-    return "ready-made" if not recipe else f"{recipe['epochs']} epochs, {training['seconds']:.0f} s"
+    if not recipe:
+        return "ready-made"
+    name, changed = _base_session(found), ""
+    objective = choose(name).entry.objective if name else None
+    if objective is not None:
+        full = objective.schedule.to_json()
+        other = [f"{key} {recipe[key]} for {full[key]}" for key in full if key != "seed" and recipe[key] != full[key]]
+        changed = f" ({', '.join(other) or 'as published'})"
+    return f"{recipe['epochs']} epochs, {training['seconds']:.0f} s{changed}"
 
 
 def _table(found: Found, rows: list[Row]) -> list[str]:

@@ -47,7 +47,7 @@ class Method(Protocol):
 
     @property
     def parameters(self) -> int:
-        """Trained weights, without the backbone's."""
+        """Trained weights; the backbone's only where the method goes on training it."""
 
 
 Group = Literal["control", "shared backbone", "own base session", "updates the backbone", "reference"]

@@ -95,7 +95,7 @@ def test_words_take_its_place(monkeypatch):
 
 def test_a_method_with_its_own_base_session_stands_beside_others_on_its_features(page):
     cells = line(under(page, "With a base session of their own"), "| `closer`").split(" | ")
-    assert cells[1] == "100 epochs, 12 s (epochs 100 for 200)"
+    assert cells[1] == "100 epochs, 12 s (epochs 100 for 200)"  # what its own schedule has otherwise
     assert cells[8:10] == ["47.00", "55.00"]
     assert cells[10].startswith("42.5 / 50.0")
 

@@ -82,21 +82,39 @@ def bench(bank: Bank, rows: list[dict[str, Any]], path: Path) -> None:
 
 def trade_offs(rows: list[dict[str, Any]], others: list[dict[str, Any]], control: str, path: Path) -> None:
     """Where all methods stand after the last session, with the control's whole curve; `others` have other features."""
+    every = [*rows, *others]
     with _picture(path, 1, (9, 6.5)) as axes:
         curve = next((row["trade_off"] for row in rows if row["method"] == control), None)
         if curve is not None:
             axes.plot(
                 curve["base"], curve["novel"], "-", color="#999999", linewidth=1.5, label=f"{control} with any bias"
             )
-        for at, row in enumerate([*rows, *others]):
+        for at, row in enumerate(every):
             colour = COLOURS[at % len(COLOURS)]
             inside = colour if at < len(rows) else "none"
             axes.plot(row["last_base"], row["last_novel"], "o", color=colour, markerfacecolor=inside)
-            place = (row["last_base"], row["last_novel"])
-            axes.annotate(row["method"], place, textcoords="offset points", xytext=(6, 3), fontsize=8)
-        lowest = [min(row[name] for row in [*rows, *others]) - 5 for name in ("last_base", "last_novel")]
+        lowest = [min(row[name] for row in every) - 5 for name in ("last_base", "last_novel")]
         axes.set(
             xlabel="base accuracy (%)", ylabel="novel accuracy (%)", xlim=(lowest[0], None), ylim=(lowest[1], None)
         )
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
+        _name(axes, [(row["last_base"], row["last_novel"], row["method"]) for row in every])
+
+
+def _name(axes: Any, points: list[tuple[float, float, str]]) -> None:
+    """Write a name beside each point, where it covers no other point or name as far as that can be."""
+    from matplotlib.transforms import Bbox
+
+    centres = axes.transData.transform([point[:2] for point in points])
+    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in centres]
+    for at, (x, y, name) in enumerate(points):
+        for dx, dy in ((6, 3), (6, -10), (-6, 3), (-6, -10), (6, 12), (6, -19), (-6, 12), (-6, -19), (6, 3)):
+            style = {"fontsize": 8, "color": COLOURS[at % len(COLOURS)], "ha": "left" if dx > 0 else "right"}
+            text = axes.annotate(name, (x, y), textcoords="offset points", xytext=(dx, dy), **style)
+            box = text.get_window_extent()
+            if not any(box.overlaps(other) for other in taken):
+                break
+            text.set_visible(False)
+        text.set_visible(True)
+        taken.append(box)

@@ -31,7 +31,8 @@ Row = dict[str, Any]
 def write(path: Path, found: Found, others: list[Found]) -> list[Path]:
     """The page, and its picture beside it; `others` are tables of other banks."""
     picture = path.with_suffix(".png")
-    figures.trade_offs(found["rows"], [row for other in others for row in _own(other)], CONTROL, picture)
+    elsewhere = [row for other in others for row in _own(other) if ":" not in row["method"]]
+    figures.trade_offs(found["rows"], elsewhere, CONTROL, picture)
     write_whole(path, page(found, others, picture.name).encode())
     return [path, picture]
 
@@ -58,7 +59,7 @@ def _beginning(found: Found, picture: str) -> list[str]:
         "",
         f"{cut['base']} base classes, then {cut['sessions']} sessions of {cut['way']}-way {cut['shot']}-shot; means ± "
         f"standard deviations of {found['draws']} draws of the shots, the same for every method. Settings are the "
-        "papers' or, where a method's file marks them so, chosen on validation banks. Published: the table of the "
+        "papers' or, where a method's file marks them so, chosen without test images. Published: the table of the "
         "ConCM paper, one draw, each method with a backbone of its own.",
         "",
         f"![Base and novel accuracy after the last session]({picture})",
@@ -123,9 +124,9 @@ def _with_own_base_session(owned: list[Found], plain: list[Found]) -> list[str]:
         "## With a base session of their own",
         "",
         f"Each on the {owned[0]['backbone']['name']} that its own base session trained, so rows differ by more than "
-        "the method; `ncm` and `concm` on the same features stand beside it (AHM). The second column says where the "
-        "schedule is not the published one; seconds are too many where trainings shared a GPU. "
-        f"{_ahead(owned)}",
+        "the method; `ncm` and `concm` on the same features stand beside it (AHM), and its curve is that of `ncm` on "
+        "all that the backbone reads, turned pictures included. In brackets: where the schedule is not that of the "
+        f"method's file. Seconds are too many where trainings shared a GPU. {_ahead(owned)}",
         "",
         _line(*heads),
         "|---" * len(heads) + "|",
@@ -218,7 +219,7 @@ def _schedule(found: Found) -> str:
     if objective is not None:
         full = objective.schedule.to_json()
         other = [f"{key} {recipe[key]} for {full[key]}" for key in full if key != "seed" and recipe[key] != full[key]]
-        changed = f" ({', '.join(other) or 'as published'})"
+        changed = f" ({', '.join(other)})" if other else ""
     return f"{recipe['epochs']} epochs, {training['seconds']:.0f} s{changed}"
 
 

@@ -18,6 +18,7 @@ from concm.data.bank import load as load_bank
 from concm.data.sessions import draw, sessions
 from concm.data.transform import Transform
 from concm.errors import Misuse
+from concm.files import load_tensors, save_tensors
 from concm.methods import entries
 from tiny import CUT, call, sentence, weights, write_tiny
 
@@ -97,6 +98,17 @@ def test_what_cannot_be_trained_is_refused(words, wanted, data, tmp_path, capsys
     assert call("train", "folder", "--data", data, "--out", tmp_path / "run", *CUT, *words) == 2
     assert wanted in sentence(capsys.readouterr().err)
     assert not (tmp_path / "run").exists()
+
+
+def test_settings_of_the_base_session_are_those_of_the_bank(run, data, tmp_path, capsys):
+    name, out = run
+    file = tmp_path / "bank.safetensors"
+    assert call("features", "folder", "--data", data, *CUT, "--backbone", out, "--out", file) == 0
+    capsys.readouterr()
+    changed = {"closer": "spread=0.7", "fact": "gamma=0.7", "pa": "kinship=0.7"}.get(name, "jitter=0.7")
+    assert call("bench", "--bank", file, "--out", tmp_path / "out", "--method", f"{name}:{changed}") == 2
+    setting = changed.partition("=")[0]
+    assert f"write {name}:{setting}={getattr(entries()[name].settings(), setting)}" in sentence(capsys.readouterr().err)
 
 
 def test_a_method_does_not_run_on_a_bank_of_another_base_session(capsys):
@@ -187,6 +199,28 @@ def test_a_bank_with_pictures_has_them_and_a_copy_of_the_backbone(data, tmp_path
         encoder = bank.backbone().to(torch.device("cpu"))
         torch.testing.assert_close(encoder(session.pictures), session.features, atol=1e-5, rtol=1e-5)
         assert (session.backbone is None) == (session.index > 0)
+
+
+@pytest.mark.parametrize("how", [("--method", "savc"), ()], ids=["turned", "mirror"])
+def test_pictures_are_kept_of_plain_backbones_only(how, data, tmp_path, capsys):
+    assert call(*training(data, tmp_path / "run", "--epochs", 1, *how)) == 0
+    capsys.readouterr()
+    words = ("--data", data, *CUT, "--backbone", tmp_path / "run", "--out", tmp_path / "bank.safetensors")
+    assert call("features", "folder", *words, "--keep-pictures", *(() if how else ("--mirror",))) == 2
+    assert sentence(capsys.readouterr().err).startswith("--keep-pictures keeps the backbone for methods")
+
+
+@pytest.mark.parametrize("lost", ["weights/", "test/pictures"])
+def test_a_bank_that_lost_part_of_its_pictures_is_refused(lost, data, tmp_path, capsys):
+    assert call(*training(data, tmp_path / "run", "--epochs", 1)) == 0
+    file = tmp_path / "bank.safetensors"
+    words = ("--data", data, *CUT, "--backbone", tmp_path / "run", "--out", file)
+    assert call("features", "folder", *words, "--keep-pictures") == 0
+    tensors, meta = load_tensors(file, "concm-bank-1")
+    save_tensors(file, "concm-bank-1", {name: v for name, v in tensors.items() if not name.startswith(lost)}, meta)
+    capsys.readouterr()
+    assert call("bank", file) == 1
+    assert sentence(capsys.readouterr().err) == f"{file}: it has pictures or the backbone in part; extract it again"
 
 
 def test_a_bank_without_pictures_has_no_backbone(data, tmp_path):

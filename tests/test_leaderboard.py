@@ -10,6 +10,7 @@ from PIL import Image
 from concm.methods.closer import Closer
 from concm.report import leaderboard
 from concm.report.bench import read_json
+from concm.training.recipe import Recipe
 from tiny import call, sentence
 
 
@@ -68,9 +69,9 @@ def test_rows_are_ordered_by_harmonic_mean(page):
 def test_who_is_better_than_concm_is_said_as_plainly_as_who_is_not(page):
     said = under(page, "ConCM against every other that begins with this backbone")
     assert line(said, "- **AHM") == (
-        "- **AHM 61.00**; no method above it; below it: `orco` −3.00, `teen` −10.00, `ncm` −12.00."
+        "- **AHM 61.00**; no method above it; not above it: `orco` −3.00, `teen` −10.00, `ncm` −12.00."
     )
-    assert line(said, "- **FA") == "- **FA 60.00**; above it: `teen` +0.50; below it: `orco` −8.00, `ncm` −10.00."
+    assert line(said, "- **FA") == "- **FA 60.00**; above it: `teen` +0.50; not above it: `orco` −8.00, `ncm` −10.00."
 
 
 def test_references_do_not_count_as_better():
@@ -95,7 +96,7 @@ def test_words_take_its_place(monkeypatch):
 
 def test_a_method_with_its_own_base_session_stands_beside_others_on_its_features(page):
     cells = line(under(page, "With a base session of their own"), "| `closer`").split(" | ")
-    assert cells[1] == "100 epochs, 12 s (epochs 100 for 200)"  # what its own schedule has otherwise
+    assert cells[1] == "100 epochs (epochs 100 for 200)"
     assert cells[8:10] == ["47.00", "55.00"]
     assert cells[10].startswith("42.5 / 50.0")
 
@@ -117,7 +118,7 @@ def test_one_that_trains_the_same_backbone_further_counts_among_the_others():
     elsewhere = {**table(row("icarl", 64.0), row("ncm", 49.0)), "backbone": {"name": "resnet12", "weights": "other"}}
     found = leaderboard.page(SHARED, [tuned, elsewhere], "x.png").splitlines()
     said = line(under(found, "ConCM against every other that begins with this backbone"), "- **AHM")
-    assert said.startswith("- **AHM 61.00**; above it: `lcwof` +2.00; below it: `orco`")
+    assert said.startswith("- **AHM 61.00**; above it: `lcwof` +2.00; not above it: `orco`")
 
 
 def test_where_concm_is_not_ahead_on_a_method_s_own_features_is_said():
@@ -143,6 +144,28 @@ def test_the_picture_has_all_of_them(tmp_path):
     assert written == [tmp_path / "board.md", tmp_path / "board.png"]
     with Image.open(written[1]) as picture:
         assert picture.format == "PNG"
+
+
+def test_a_table_of_a_plain_backbone_is_a_control():
+    plain = table(row("ncm", 30.0), row("concm", 40.0), recipe={**Recipe().to_json(), "epochs": 60, "turned": 0.0})
+    found = under(leaderboard.page(SHARED, [plain], "x.png").splitlines(), "With a base session of their own")
+    cells = line(found, "| `ncm`").split(" | ")
+    assert cells[1] == "ours: epochs 60, turned 0.0"
+    assert cells[8:10] == ["30.00", "40.00"]
+
+
+def test_without_a_height_above_the_curve_nothing_is_said_of_it():
+    shared = table(row("concm", 61.0, above=None), row("ncm", 49.0))
+    assert "height" not in "".join(leaderboard.page(shared, [], "x.png").splitlines())
+
+
+@pytest.mark.parametrize(("change", "value"), [("scenario", "elsewhere"), ("draws", 3), ("cut", {})])
+def test_a_table_of_something_else_does_not_stand_beside(change, value, tmp_path, capsys):
+    cut = {"base": 60, "way": 5, "shot": 5, "sessions": 8}
+    right = {**OWN, "scenario": "cifar100", "cut": cut}
+    (tmp_path / "x.json").write_text(json.dumps({**right, change: value}))
+    assert call("bench", "--leaderboard", tmp_path / "x.md", "--beside", tmp_path / "x.json") == 1
+    assert "cannot stand beside this" in sentence(capsys.readouterr().err)
 
 
 def test_something_else_than_a_table_is_refused(tmp_path, capsys):

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from concm.files import load_tensors
+from concm.methods import entries
 from concm.training import base_session, checkpoint
 from concm.training.base_session import BaseSession
 from concm.training.distributed import GlobalBatchNorm2d
@@ -304,13 +305,18 @@ main()
 """
 
 
+WITH_OWN = [name for name, entry in entries().items() if entry.objective is not None]
+
+
 @pytest.mark.slow
-def test_in_double_precision_two_processes_give_the_weights_of_one(data, tmp_path):
-    """Several steps with batch statistics, both contrasts and momentum; only rounding may tell them apart."""
+@pytest.mark.parametrize("method", [None, *WITH_OWN])
+def test_in_double_precision_two_processes_give_the_weights_of_one(method, data, tmp_path):
+    """Several steps with batch statistics, contrasts and momentum; only rounding may tell them apart."""
+    whose = ["--method", method] if method else []
     script = tmp_path / "double.py"
     script.write_text(DOUBLE)
     for devices in (1, 2):
-        words = training(data, tmp_path / f"run{devices}", "--devices", devices, epochs=1, warmup=0)
+        words = training(data, tmp_path / f"run{devices}", "--devices", devices, *whose, epochs=1, warmup=0)
         command = [sys.executable, *map(str, [script, *words])]
         done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120, check=False)
         assert done.returncode == 0, done.stderr

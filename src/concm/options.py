@@ -84,7 +84,7 @@ def changes(kind: type[Any]) -> type[Any]:
     helps = {param.arg_name: param.description for parsed in documented for param in parsed.params}
     optional = []
     for item in fields(kind):
-        shown = f"{helps[item.name]} [default: {item.default}]"
+        shown = f"{helps[item.name]} [ours: {item.default}]"
         optional.append((item.name, Annotated[get_type_hints(kind)[item.name] | None, Parameter(help=shown)], None))
     where = {"__module__": __name__}
     return Parameter(name="*")(make_dataclass(f"Given{kind.__name__}", optional, frozen=True, namespace=where))

@@ -72,6 +72,11 @@ class Encoder:
         return self.network.network if isinstance(self.network, Reading) else self.network
 
     @property
+    def plain(self) -> bool:
+        """Whether features are what the network gives, and its weights those of a network that can be trained."""
+        return not self.mirror and not isinstance(self.network, (Reading, EfficientNetLite))
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What a bank must record to be comparable: name, weights and how pictures enter."""
         return {
@@ -116,7 +121,9 @@ class Encoder:
             tick(len(rows))
         if parts:
             return torch.cat(parts)
-        return torch.empty(0, *([views] if views else []), self.meta["dimension"])
+        side = self.transform.resize
+        width = self(torch.zeros(1, side, side, 3, dtype=torch.uint8, device=self.device)).shape[1]
+        return torch.empty(0, *([views] if views else []), width)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(n, h, w, 3) uint8 → (n, d) float32 on the CPU."""
@@ -181,6 +188,8 @@ def _trained(path: Path, mirror: bool) -> Encoder:
     except RuntimeError as error:
         raise ConcmError(f"{path} does not hold the weights of {meta['name']}: {in_a_line(error)}") from error
     network = Reading.of(network, **meta.get("reading", {"turns": (0,), "maps": False}))
+    if mirror and isinstance(network, Reading) and network.maps:
+        raise Misuse("--mirror averages features, and maps of a mirror image do not lie on those of the image")
     return Encoder(meta["name"], network, Transform.from_json(meta["transform"]), meta, mirror, learned)
 
 

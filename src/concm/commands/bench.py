@@ -84,7 +84,7 @@ def bench(
 
     source = Source(scenario, bank, way, shot, sessions)
     loaded = source.bank()
-    others = [report.read_json(path) for path in beside or []]
+    others = [report.comparable(path, loaded, draws) for path in beside or []]
     every = [name for name in entries() if unfit(choose(name), loaded) is None]
     asked = [name for word in method or ["concm"] for name in (every if word == "all" else [word])]
     for name in asked:
@@ -98,20 +98,22 @@ def bench(
         for at in range(draws)
         for repeat in range(seeds)
     ]
-    results = finish(tasks, out, jobs=jobs or (1 if chosen == "cuda" else cores()))
+    at_once = min(len(tasks), jobs or (1 if chosen == "cuda" else cores()))
+    results = finish(tasks, out, jobs=at_once)
     rows = report.rows(results)
+    table = report.table(loaded, rows, draws, at_once)
     report.show(loaded, rows, draws)
     report.show_remarks(results)
     picture = figure or out / "bench.png"
     figures.bench(loaded, rows, picture)
     written = [picture]
     if json is not None:
-        report.write_json(json, report.table(loaded, rows, draws))
+        report.write_json(json, table)
         written.append(json)
     if leaderboard is not None:
         from concm.report.leaderboard import write
 
-        written += write(leaderboard, report.table(loaded, rows, draws), others)
+        written += write(leaderboard, table, others)
     text.say(f"wrote {' and '.join(map(str, written))}; one result file a run in {out}")
 
 

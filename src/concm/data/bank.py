@@ -80,7 +80,12 @@ class Bank:
         from concm.backbones.encoder import Encoder
 
         network = backbones.find(self.encoder["name"]).build()
-        network.load_state_dict(self.weights)
+        try:
+            network.load_state_dict(self.weights)
+        except RuntimeError as error:
+            raise ConcmError(
+                f"this bank does not hold the weights of {self.encoder['name']}; extract it again"
+            ) from error
         transform = Transform.from_json(self.encoder["transform"])
         return Encoder(self.encoder["name"], network, transform, self.card["training"], self.encoder["mirror"])
 
@@ -204,6 +209,9 @@ def _consistent(bank: Bank, path: Path) -> None:
             fits = fits and bool(part.views.isfinite().all())
         if not fits or not labels <= set(range(first, last)) or not part.features.isfinite().all():
             raise ConcmError(f"{path}: its {name} part does not fit scenario {bank.scenario.name}; extract it again")
+    kept = {part.pictures is not None for part in (bank.base, bank.novel, bank.test)} | {bool(bank.weights)}
+    if len(kept) > 1:
+        raise ConcmError(f"{path}: it has pictures or the backbone in part; extract it again")
     if not (bank.mean.isfinite().all() and bank.std.isfinite().all()):
         raise ConcmError(f"{path}: its statistics are not finite; extract it again")
     if bank.mean.shape != bank.std.shape or not len(bank.mean) == len(bank.counts) == base:

@@ -38,6 +38,11 @@ def extract(
     The limits keep that many images a class (a seeded choice); statistics always come from all base images. With
     `pictures` the bank also has those, and the backbone, for methods that go on training it.
     """
+    if pictures and not encoder.plain:
+        raise Misuse(
+            "--keep-pictures keeps the backbone for methods that go on training it: that takes one of `concm train` "
+            "whose features are its own, without --mirror, turned pictures or maps"
+        )
     begun = time.perf_counter()
     encoder.to(fabric.device)
     base, novel, test = dataset.base, dataset.novel, dataset.test
@@ -75,7 +80,7 @@ def extract(
         counts=counts,
         card=card,
         learned=encoder.learned,
-        weights=dict(encoder.backbone.state_dict()) if pictures else {},
+        weights=dict(encoder.network.state_dict()) if pictures else {},
     )
 
 

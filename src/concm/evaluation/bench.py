@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import queue
@@ -86,8 +87,15 @@ class Task:
 def unfit(choice: Choice, bank: Bank) -> str | None:
     """Why a method cannot run on a bank, if it cannot."""
     name = choice.entry.name
-    if choice.entry.objective is not None and bank.base_session != name:
+    objective = choice.entry.objective
+    if objective is not None and bank.base_session != name:
         return f"{name} has a base session of its own: run it on a bank of `concm train --method {name}`"
+    if objective is not None:
+        trained = bank.card["training"]["recipe"]["settings"]
+        for setting, value in json.loads(json.dumps(choice.recorded)).items():
+            had = trained.get(setting, value)
+            if setting not in objective.later and value != had:
+                return f"this bank's base session had {setting}={had}, not {value}: write {name}:{setting}={had}"
     if PICTURES in choice.needs and not bank.weights:
         return f"{name} trains the backbone on pictures: run it on a bank of `concm features --keep-pictures`"
     return None

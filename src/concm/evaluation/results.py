@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass
 from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
@@ -45,7 +44,7 @@ def head(choice: Choice, bank: Bank, *, draw: int, seed: int, splits: Path | Non
         "bank": {**bank.encoder, "precision": bank.card["precision"], "digest": bank.card["digest"]},
         "method": choice.entry.name,
         "label": choice.label,
-        "settings": asdict(choice.settings) if is_dataclass(choice.settings) else {},  # type: ignore[arg-type]
+        "settings": choice.recorded,
         "needs": list(choice.needs),
         "draw": draw,
         "seed": seed,

@@ -1,9 +1,9 @@
-"""Methods: three verbs, features in, scores out; they never see test data. One file each, and the registry."""
+"""Methods: three verbs, features or pictures in, scores out; no test data seen. One file each, and the registry."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -59,7 +59,7 @@ PICTURES = "pictures and a copy of the backbone"
 One that needs pictures is also given pictures to score, (n, h, w, 3), instead of features.
 """
 EXEMPLARS = "exemplars"
-"""What a method may need to keep: features of single images; how many is said after a colon."""
+"""What a method may need to keep: single images, or their features; how many is said after a colon."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,11 @@ class Choice:
     label: str
     entry: Entry
     settings: Any
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The settings as files have them."""
+        return asdict(self.settings) if self.settings is not None else {}
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -71,6 +71,7 @@ class ResidualPrototypes(Objective):
 
     schedule = Schedule(epochs=100, batch=128, lr=0.1, warmup=0, weight_decay=5e-4)
     "Chosen: CEC's, as are the views."
+    later = ("mixing", "steps", "lr")
 
     def __init__(self, stage: Stage, settings: PASettings) -> None:
         super().__init__(stage, settings)

@@ -116,6 +116,7 @@ class Fantasies(Objective):
 
     schedule = Schedule(epochs=600, batch=128, lr=0.1, warmup=0, weight_decay=5e-4)
     draws = 3 + CROPS
+    later = ("test_views",)
     settings: SAVCSettings
     queue: Tensor
     owners: Tensor
@@ -271,7 +272,7 @@ class SAVC(NCM):
         """Take the means over all base images, one for each turn in which the backbone reads them."""
         if "turns" not in base.learned:
             raise Misuse(
-                "this backbone does not say in which turns it reads pictures: train one with --method savc or facl"
+                "this backbone does not say in which turns it reads pictures: train one with the method's base session"
             )
         self.chunks = len(base.learned["turns"])
         base = self.begin(base)

@@ -29,13 +29,14 @@ def rows(results: list[Result]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def table(bank: Bank, rows: list[dict[str, Any]], draws: int) -> dict[str, Any]:
-    """The aggregate, with the published rows of the scenario beside the measured ones."""
+def table(bank: Bank, rows: list[dict[str, Any]], draws: int, at_once: int) -> dict[str, Any]:
+    """The aggregate, with the published rows of the scenario beside the measured ones; so many runs went at a time."""
     scenario = bank.scenario
     return {
         "scenario": scenario.name,
         "cut": {name: getattr(scenario, name) for name in ("base", "way", "shot", "sessions")},
         "draws": draws,
+        "at_once": at_once,
         "backbone": bank.encoder,
         "training": bank.card.get("training"),
         "rows": rows,
@@ -56,9 +57,20 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read it back."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        assert found.keys() >= {"scenario", "draws", "backbone", "training", "rows", "published"}
-    except (OSError, ValueError, AssertionError, AttributeError) as error:
+        whole = found.keys() >= {"scenario", "cut", "draws", "backbone", "training", "rows", "published"}
+    except (OSError, ValueError, AttributeError) as error:
         raise ConcmError(f"{path} is no table of `concm bench --json`") from error
+    if not whole:
+        raise ConcmError(f"{path} is no table of `concm bench --json`, or of another version")
+    return found
+
+
+def comparable(path: Path, bank: Bank, draws: int) -> dict[str, Any]:
+    """Such a table, if it is of the same scenario, cut and number of draws as the bank's will be."""
+    found, scenario = read_json(path), bank.scenario
+    cut = {name: getattr(scenario, name) for name in ("base", "way", "shot", "sessions")}
+    if (found["scenario"], found["cut"], found["draws"]) != (scenario.name, cut, draws):
+        raise ConcmError(f"{path} cannot stand beside this: it has another scenario, cut or number of draws")
     return found
 
 

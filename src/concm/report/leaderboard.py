@@ -15,6 +15,7 @@ from concm.files import write_whole
 from concm.methods import Choice, choose
 from concm.report import figures
 from concm.report.bench import CONTROL
+from concm.training.recipe import Recipe
 
 MEASURED = ("AHM", "FA", "base", "PD", "last base / novel", "above the curve", "s", "MB", "parameters")
 PUBLISHED = "published AHM / FA (base; backbone)"
@@ -40,13 +41,13 @@ def write(path: Path, found: Found, others: list[Found]) -> list[Path]:
 def page(found: Found, others: list[Found], picture: str) -> str:
     """All of it, from what the bench measured."""
     tuned = [other for other in others if not _base_session(other) and _own(other)]
-    owned = [other for other in others if _base_session(other)]
-    plain = [other for other in others if not _base_session(other) and not _own(other)]
+    owned = [other for other in others if _base_session(other) and _own(other)]
+    plain = [other for other in others if not _own(other)]
     same = [other for other in tuned if other["backbone"]["weights"] == found["backbone"]["weights"]]
     lines = [*_beginning(found, picture), *_shared(found), *_against(found, same)]
     if tuned:
         lines += _tuning(tuned)
-    if owned:
+    if owned or plain:
         lines += _with_own_base_session(owned, plain)
     rows = [*found["rows"], *(row for other in [*tuned, *owned] for row in _own(other))]
     return "\n".join([*lines, *_beside_papers(found, rows), *_explained(rows), ""])
@@ -75,11 +76,11 @@ def _shared(found: Found) -> list[str]:
     return [
         "## On one shared, frozen backbone",
         "",
-        f"Features of one {_backbone(found)}.",
+        f"Features of one {_backbone(found)}; {_ran(found)}.",
         "",
         *_table(found, found["rows"]),
         "",
-        "s: one draw, all sessions with their evaluation, one thread. MB: what is kept of the data. Above the curve: "
+        "s: one draw, all sessions with their evaluation. MB: what is kept of the data. Above the curve: "
         "points of novel accuracy over nearest class mean with any constant, at the method's own base accuracy; – "
         "where the curve does not reach so far.",
         "",
@@ -95,11 +96,13 @@ def _against(found: Found, same: list[Found]) -> list[str]:
     others = [row for row in rows.values() if choose(row["method"]).entry.group != "reference"]
     lines = ["## ConCM against every other that begins with this backbone", ""]
     for name, title in (("ahm", "AHM"), ("fa", "FA"), ("above_curve", "height above the curve")):
+        if ours[name] is None:
+            continue
         ranked = sorted((row for row in others if row[name] is not None), key=lambda row: -row[name])
         better = [f"`{row['method']}` {_signed(row[name] - ours[name], 2)}" for row in ranked if row[name] > ours[name]]
         worse = [f"`{row['method']}` {_signed(row[name] - ours[name], 2)}" for row in ranked if row[name] <= ours[name]]
         beaten = f"above it: {', '.join(better)}" if better else "no method above it"
-        lines.append(f"- **{title} {ours[name]:.2f}**; {beaten}; below it: {', '.join(worse) or 'none'}.")
+        lines.append(f"- **{title} {ours[name]:.2f}**; {beaten}; not above it: {', '.join(worse) or 'none'}.")
     return [*lines, "", "References, which see what no few-shot learner may, are left out here.", ""]
 
 
@@ -107,8 +110,7 @@ def _tuning(tuned: list[Found]) -> list[str]:
     lines = ["## That go on training the backbone", ""]
     for other in tuned:
         lines += [
-            f"They begin with a copy of {_backbone(other)} and see pictures. Several ran at once on one "
-            f"{other['rows'][0]['device']}, so their seconds are too many.",
+            f"They begin with a copy of {_backbone(other)} and see pictures; {_ran(other)}.",
             "",
             *_table(other, other["rows"]),
             "",
@@ -123,10 +125,10 @@ def _with_own_base_session(owned: list[Found], plain: list[Found]) -> list[str]:
     lines = [
         "## With a base session of their own",
         "",
-        f"Each on the {owned[0]['backbone']['name']} that its own base session trained, so rows differ by more than "
-        "the method; `ncm` and `concm` on the same features stand beside it (AHM), and its curve is that of `ncm` on "
-        "all that the backbone reads, turned pictures included. In brackets: where the schedule is not that of the "
-        f"method's file. Seconds are too many where trainings shared a GPU. {_ahead(owned)}",
+        f"Each on the {[*owned, *plain][0]['backbone']['name']} that its own base session trained, so rows differ by "
+        "more than the method; `ncm` and `concm` on the same features stand beside it (AHM), and its curve is that of "
+        "`ncm` on all that the backbone reads, turned pictures included. In brackets: where the schedule is not that "
+        f"of the method's file. {_ahead(owned)}",
         "",
         _line(*heads),
         "|---" * len(heads) + "|",
@@ -138,7 +140,7 @@ def _with_own_base_session(owned: list[Found], plain: list[Found]) -> list[str]:
     for other in plain:
         row = next(row for row in other["rows"] if row["method"] == CONTROL)
         cells = [*_cells(row)[:6], *(_ahm(other, name) for name in (CONTROL, OURS)), "control"]
-        lines.append(_line("plain cross-entropy, then `ncm`", _schedule(other), *cells))
+        lines.append(_line(f"`{CONTROL}`", f"ours: {_varied(other)}", *cells))
     return [*lines, ""]
 
 
@@ -210,8 +212,7 @@ def _backbone(found: Found) -> str:
 
 
 def _schedule(found: Found) -> str:
-    training = found["training"] or {}
-    recipe = training.get("recipe")
+    recipe = (found["training"] or {}).get("recipe")
     if not recipe:
         return "ready-made"
     name, changed = _base_session(found), ""
@@ -220,7 +221,20 @@ def _schedule(found: Found) -> str:
         full = objective.schedule.to_json()
         other = [f"{key} {recipe[key]} for {full[key]}" for key in full if key != "seed" and recipe[key] != full[key]]
         changed = f" ({', '.join(other)})" if other else ""
-    return f"{recipe['epochs']} epochs, {training['seconds']:.0f} s{changed}"
+    return f"{recipe['epochs']} epochs{changed}"
+
+
+def _varied(found: Found) -> str:
+    """What a base session of ours had otherwise than by default."""
+    recipe = (found["training"] or {}).get("recipe") or {}
+    default = Recipe().to_json()
+    return ", ".join(f"{key} {recipe[key]}" for key in default if key in recipe and recipe[key] != default[key])
+
+
+def _ran(found: Found) -> str:
+    """Where, and how many at a time: what seconds mean."""
+    at_once = found.get("at_once")
+    return f"measured on {found['rows'][0]['device']}" + (f", {at_once} runs at a time" if at_once else "")
 
 
 def _table(found: Found, rows: list[Row]) -> list[str]:

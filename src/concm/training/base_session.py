@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -174,7 +174,7 @@ class BaseSession:
         """The recipe as the run's file records it: with the method whose base session this is, if it is one's."""
         if self.method is None:
             return self.recipe.to_json()
-        return {"method": self.method.entry.name, "settings": asdict(self.method.settings), **self.recipe.to_json()}
+        return {"method": self.method.entry.name, "settings": self.method.recorded, **self.recipe.to_json()}
 
     def _try(self, network: nn.Module) -> None:
         """Refuse pictures that are too small for the network before anything is written."""

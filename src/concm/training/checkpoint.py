@@ -47,8 +47,16 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.SGD, meta: dict[st
 def _differs(saved: object, wanted: object) -> str:
     """The difference of two values, setting by setting where they are tables."""
     if isinstance(saved, dict) and isinstance(wanted, dict):
-        changed = [
-            f"{key} {saved.get(key)!r}, not {wanted.get(key)!r}" for key in wanted if saved.get(key) != wanted[key]
-        ]
-        return "different: " + "; ".join(changed)
+        return "different: " + "; ".join(_changed(saved, wanted))
     return f"{saved!r}, not {wanted!r}"
+
+
+def _changed(saved: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    changes = []
+    for key in wanted:
+        one, other = saved.get(key), wanted[key]
+        if isinstance(one, dict) and isinstance(other, dict):
+            changes += _changed(one, other)
+        elif one != other:
+            changes.append(f"{key} {one!r}, not {other!r}")
+    return changes

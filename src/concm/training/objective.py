@@ -59,6 +59,8 @@ class Objective(nn.Module):
     "The published one, or what stands for it."
     draws: ClassVar[int] = 1
     "Rows of random numbers that a step takes for each picture."
+    later: ClassVar[tuple[str, ...]] = ()
+    "Settings that the method reads after the base session alone, so that they may be varied on its bank."
     turns: tuple[int, ...] = (0,)
     maps: bool = False
 

@@ -97,14 +97,14 @@ def test_words_take_its_place(monkeypatch):
 def test_a_method_with_its_own_base_session_stands_beside_others_on_its_features(page):
     cells = line(under(page, "With a base session of their own"), "| `closer`").split(" | ")
     assert cells[1] == "100 epochs (epochs 100 for 200)"
-    assert cells[8:10] == ["47.00", "55.00"]
-    assert cells[10].startswith("42.5 / 50.0")
+    assert cells[11:13] == ["47.00", "55.00"]
+    assert cells[13].startswith("42.5 / 50.0")
 
 
 def test_what_was_not_run_there_is_said(page):
     own = table(row("closer", 47.0), row("ncm", 47.0), recipe=CLOSER)
     found = leaderboard.page(SHARED, [own], "x.png").splitlines()
-    assert line(under(found, "With a base session of their own"), "| `closer`").split(" | ")[9] == "not run"
+    assert line(under(found, "With a base session of their own"), "| `closer`").split(" | ")[12] == "not run"
 
 
 def test_methods_that_train_the_backbone_have_a_table_with_their_control():
@@ -151,7 +151,7 @@ def test_a_table_of_a_plain_backbone_is_a_control():
     found = under(leaderboard.page(SHARED, [plain], "x.png").splitlines(), "With a base session of their own")
     cells = line(found, "| `ncm`").split(" | ")
     assert cells[1] == "ours: epochs 60, turned 0.0"
-    assert cells[8:10] == ["30.00", "40.00"]
+    assert cells[11:13] == ["30.00", "40.00"]
 
 
 def test_without_a_height_above_the_curve_nothing_is_said_of_it():

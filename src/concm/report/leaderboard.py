@@ -120,8 +120,7 @@ def _tuning(tuned: list[Found]) -> list[str]:
 
 def _with_own_base_session(owned: list[Found], plain: list[Found]) -> list[str]:
     """Each on the backbone that its own base session trained, beside others on the same features."""
-    measured = ("AHM", "FA", "base", "PD", "last base / novel", "above its curve", "`ncm` there", "`concm` there")
-    heads = ("method", "base session", *measured, PUBLISHED)
+    heads = ("method", "base session", *MEASURED, *(f"`{name}` there" for name in (CONTROL, OURS)), PUBLISHED)
     lines = [
         "## With a base session of their own",
         "",
@@ -135,11 +134,11 @@ def _with_own_base_session(owned: list[Found], plain: list[Found]) -> list[str]:
     ]
     for other in sorted(owned, key=lambda other: -max(row["ahm"] for row in _own(other))):
         for row in sorted(_own(other), key=lambda row: -row["ahm"]):
-            cells = [*_cells(row)[:6], *(_ahm(other, name) for name in (CONTROL, OURS)), _published(other, row)]
+            cells = [*_cells(row), *(_ahm(other, name) for name in (CONTROL, OURS)), _published(other, row)]
             lines.append(_line(f"`{row['method']}`", _schedule(other), *cells))
     for other in plain:
         row = next(row for row in other["rows"] if row["method"] == CONTROL)
-        cells = [*_cells(row)[:6], *(_ahm(other, name) for name in (CONTROL, OURS)), "control"]
+        cells = [*_cells(row), *(_ahm(other, name) for name in (CONTROL, OURS)), "control"]
         lines.append(_line(f"`{CONTROL}`", f"ours: {_varied(other)}", *cells))
     return [*lines, ""]
 

@@ -207,6 +207,24 @@ def test_one_mean_map_a_class_is_kept():
     torch.testing.assert_close(method.means[BASE], sessions[1].features[:5].mean(0))
 
 
+def test_the_frozen_vectors_of_base_classes_have_the_set_length_and_all_keep_their_ratios():
+    for length in (2, 5):
+        method = after(f"{BRIEF},length={length}", 1)
+        with torch.no_grad():
+            raw = method.neck(folded(method.means, method.shape)).norm(dim=1)
+        found = method._frozen(method.means).norm(dim=1)
+        assert float(found.mean()) == pytest.approx(length, rel=1e-4)
+        torch.testing.assert_close(found / found[0], raw / raw[0])
+
+
+def test_a_class_that_is_rare_in_the_batch_counts_more():
+    """Targets of length √(mean count ∕ count), each to be met with a dot product of that length."""
+    method, found, labels = after(BRIEF, 1), random(4, 32).float(), torch.tensor([0, 0, 0, 1])
+    misses_of = misses(found, method.simplex[labels])
+    weights = torch.tensor([2 / 3, 2 / 3, 2 / 3, 2.0])
+    torch.testing.assert_close(method._regression(found, labels), (weights * misses_of).mean())
+
+
 def test_images_are_scored_the_same_alone_or_among_thousands():
     method = after(BRIEF)
     many = world().test.repeat(12, 1)
@@ -408,7 +426,7 @@ def test_more_classes_than_vertices_are_refused():
         method.learn(replace(last, index=3, classes=range(10, 12), labels=last.labels + 2))
 
 
-@pytest.mark.parametrize("change", ["inner=0", "copies=0", "scale_min=0", "blended=0.7", "pasted=-0.1"])
+@pytest.mark.parametrize("change", ["inner=0", "copies=0", "scale_min=0", "blended=0.7", "pasted=-0.1", "length=0"])
 def test_settings_that_make_no_sense_are_refused(change):
     with pytest.raises(Misuse):
         choose(f"mamba_fscil:{change}")

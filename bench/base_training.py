@@ -107,7 +107,7 @@ def plain(data: Pictures, backbone: str, batch: int, steps: int, device: torch.d
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4)
     workers = os.cpu_count() or 1
     loader = DataLoader(
-        PlainViews(data.train, model.recipe),
+        PlainViews(data.train, model.settings),
         batch,
         shuffle=True,
         drop_last=True,
@@ -185,7 +185,7 @@ def augmentation(data: Pictures, batch: int, steps: int, device: torch.device) -
         import kornia.augmentation as K
     except ImportError:
         return {name: 1e3 * value for name, value in figures.items()}
-    size, recipe = (32, 32), model.recipe
+    size, recipe = (32, 32), model.settings
     weak = K.AugmentationSequential(
         K.RandomCrop(size, padding=4, padding_mode="reflect"),
         K.RandomHorizontalFlip(),

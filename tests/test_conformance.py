@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from concm.evaluation import conformance
 from concm.evaluation.conformance import CHECKS
+from concm.evaluation.worlds import World
 from concm.methods import Choice, Entry, _registered, choose, entries
 from concm.methods.learner import Learner, class_means
 from concm.methods.ncm import NCM
@@ -123,7 +124,7 @@ def test_a_method_with_nothing_wrong_has_no_complaint():
 
 
 def test_class_means_are_those_of_each_class():
-    _, session = conformance.World.of(((2, 3),)).sessions
+    _, session = World.of(((2, 3),)).sessions
     expected = [session.features[:2].mean(0), session.features[2:].mean(0)]
     torch.testing.assert_close(class_means(session), torch.stack(expected))
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from concm.data.augment import RANDOMS
-from concm.evaluation.conformance import DIMENSION, TRANSFORM, Small
+from concm.evaluation.worlds import DIMENSION, TRANSFORM, Small
 from concm.methods import choose
 from concm.methods.closer import Closer, CLOSERSettings, closeness
 from concm.training.objective import Stage

@@ -13,9 +13,9 @@ from torch import nn
 
 from concm.data import augment
 from concm.errors import Misuse
-from concm.evaluation.conformance import BASE, DIMENSION, SIDE, TRANSFORM, Small, World, trained
 from concm.evaluation.metrics import trade_off
 from concm.evaluation.protocol import BIASES
+from concm.evaluation.worlds import BASE, DIMENSION, SIDE, TRANSFORM, Small, World, trained
 from concm.methods import TOTAL, choose, fact
 from concm.methods.fact import LEARNED, beta_quantiles, interpolated, new_image, second_choice, tied
 from concm.training.objective import Stage

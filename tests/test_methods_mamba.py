@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from concm.errors import Misuse
-from concm.evaluation.conformance import BASE, DIMENSION, TRANSFORM, Small, World
+from concm.evaluation.worlds import BASE, DIMENSION, TRANSFORM, Small, World
 from concm.methods import choose
 from concm.methods.mamba_fscil import (
     Branch,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from concm.data.extract import statistics
 from concm.data.sessions import Session
 from concm.errors import Misuse
-from concm.evaluation.conformance import BASE, World
+from concm.evaluation.worlds import BASE, World
 from concm.methods import choose
 from concm.methods.c_fscil import CFSCIL, CFSCILSettings, log_loss, nudged, nudging_loss, similarity, softabs
 from concm.methods.cec import CEC, Attention, CECSettings, draw_each, pseudo_incremental

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from concm.errors import Misuse
-from concm.evaluation.conformance import BASE, SIDE, World
+from concm.evaluation.worlds import BASE, SIDE, World
 from concm.methods import EXEMPLARS, PICTURES, choose
 from concm.methods.bidist import distillation, merged, perceptron, typical
 from concm.methods.descent import paced

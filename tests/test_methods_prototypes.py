@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from concm.errors import Misuse
-from concm.evaluation.conformance import BASE, World
+from concm.evaluation.worlds import BASE, World
 from concm.methods import choose
 from concm.methods.adbs import inter_class
 from concm.methods.imprint import BaseTraining, imprinted, learned_rows

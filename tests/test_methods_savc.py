@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from concm.backbones.encoder import Reading
 from concm.data.augment import RANDOMS
 from concm.errors import Misuse
-from concm.evaluation.conformance import BASE, DIMENSION, SIDE, TRANSFORM, Small, World
+from concm.evaluation.worlds import BASE, DIMENSION, SIDE, TRANSFORM, Small, World
 from concm.methods import choose, facl
 from concm.methods.facl import Proxies, partners
 from concm.methods.savc import KEYS, Fantasies, SAVCSettings, contrast

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from concm import geometry
 from concm.data.sessions import Session
 from concm.errors import Misuse
-from concm.evaluation.conformance import BASE, World
+from concm.evaluation.worlds import BASE, World
 from concm.methods import TOTAL, choose
 from concm.methods.descent import descend, warmed_cosine
 from concm.methods.nc_fscil import balance, dot_regression

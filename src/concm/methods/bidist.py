@@ -29,7 +29,7 @@ from concm.data.sessions import Session
 from concm.errors import Misuse
 from concm.methods import EXEMPLARS, PICTURES, method
 from concm.methods.descent import descend, paced
-from concm.methods.imprint import BaseTraining, imprinted, learned_rows
+from concm.methods.imprint import BaseTraining, classifier, imprinted
 from concm.methods.pictures import PictureLearner
 
 
@@ -104,13 +104,7 @@ class BiDist(PictureLearner):
         base = self.begin(base)
         assert base.pictures is not None
         self.tuned.load_state_dict(opened(self.network).last.state_dict())
-        scale = torch.tensor(self.settings.scale, device=self.device, requires_grad=True)
-
-        def loss(cosines: Tensor, labels: Tensor, _: Tensor) -> Tensor:
-            return F.cross_entropy(scale * cosines, labels)
-
-        learned_rows(base, loss, [scale], self.settings.base, self.generator)
-        self.scale = float(scale.detach())
+        _, self.scale = classifier(base, self.settings.scale, self.settings.base, self.generator)
         self.base_rows = self.rows = imprinted(base)
         self.exemplars = base.pictures[typical(base.features, base.labels, self.base_rows)]
 

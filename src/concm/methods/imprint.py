@@ -75,13 +75,7 @@ class Imprint(Learner):
     def fit_base(self, base: Session) -> None:
         """Train the base rows and the scale by cross-entropy."""
         base = self.begin(base)
-        scale = torch.tensor(self.settings.scale, device=self.device, requires_grad=True)
-
-        def loss(cosines: Tensor, labels: Tensor, _: Tensor) -> Tensor:
-            return F.cross_entropy(scale * cosines, labels)
-
-        self.weights = learned_rows(base, loss, [scale], self.settings.base, self.generator)
-        self.scale = float(scale.detach())
+        self.weights, self.scale = classifier(base, self.settings.scale, self.settings.base, self.generator)
 
     def learn(self, session: Session) -> None:
         """Imprint each new class; nothing else changes."""
@@ -101,6 +95,17 @@ def imprinted(session: Session) -> Tensor:
     """Unit rows (classes, d): every shot has the same vote, however long its feature."""
     units = F.normalize(session.features)
     return F.normalize(torch.stack([units[session.labels == label].mean(0) for label in session.classes]))
+
+
+def classifier(base: Session, scale: float, settings: BaseTraining, generator: torch.Generator) -> tuple[Tensor, float]:
+    """Unit rows (classes, d) of a cosine classifier and its scale, trained together by cross-entropy."""
+    learned = torch.tensor(scale, device=base.features.device, requires_grad=True)
+
+    def loss(cosines: Tensor, labels: Tensor, _: Tensor) -> Tensor:
+        return F.cross_entropy(learned * cosines, labels)
+
+    rows = learned_rows(base, loss, [learned], settings, generator)
+    return rows, float(learned.detach())
 
 
 def learned_rows(

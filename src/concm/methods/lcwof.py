@@ -27,7 +27,7 @@ from concm.data.sessions import Session
 from concm.errors import Misuse
 from concm.methods import EXEMPLARS, PICTURES, method
 from concm.methods.descent import descend, paced
-from concm.methods.imprint import BaseTraining, imprinted, learned_rows
+from concm.methods.imprint import BaseTraining, classifier, imprinted
 from concm.methods.pictures import PictureLearner
 
 
@@ -105,13 +105,7 @@ class LCwoF(PictureLearner):
         base, count = self.begin(base), self.settings.exemplars
         assert base.pictures is not None
         self.anchor.load_state_dict(self.network.state_dict())
-        scale = torch.tensor(self.settings.scale, device=self.device, requires_grad=True)
-
-        def loss(cosines: Tensor, labels: Tensor, _: Tensor) -> Tensor:
-            return F.cross_entropy(scale * cosines, labels)
-
-        self.rows = learned_rows(base, loss, [scale], self.settings.base, self.generator)
-        self.scale = float(scale.detach())
+        self.rows, self.scale = classifier(base, self.settings.scale, self.settings.base, self.generator)
         first = torch.cat([(base.labels == label).nonzero().flatten()[:count] for label in base.classes])
         self.exemplars, self.labels = base.pictures[first], base.labels[first]
 

@@ -44,12 +44,10 @@ class PictureLearner(Learner):
         """A network of the backbone's form, with weights still to be loaded."""
         return backbones.find(self.backbone).build().to(self.device).eval()
 
-    def features(self, pictures: Tensor, network: nn.Module | None = None, batch: int = 256) -> Tensor:
+    @torch.no_grad()
+    def features(self, pictures: Tensor) -> Tensor:
         """(n, h, w, 3) → (n, d) as at test time, without gradients."""
-        network = self.network if network is None else network
-        with torch.no_grad():
-            parts = [network(self.how.centre(part.to(self.device))) for part in torch.split(pictures, batch)]
-        return torch.cat(parts)
+        return torch.cat([self.network(self.how.centre(part.to(self.device))) for part in torch.split(pictures, 256)])
 
     def views(self, pictures: Tensor) -> Tensor:
         """Images (n, 3, s, s) for a network, each shifted and mirrored at random."""

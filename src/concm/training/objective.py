@@ -99,7 +99,6 @@ class TwoViews(Objective):
     def __init__(self, stage: Stage, recipe: Recipe) -> None:
         super().__init__(stage, recipe)
         dimension = stage.dimension
-        self.recipe = recipe
         self.head = Head(dimension, stage.classes * (4 if recipe.turned else 1), recipe.head)
         self.projection = nn.Sequential(nn.Linear(dimension, dimension), nn.ReLU(), nn.Linear(dimension, 128))
 
@@ -110,7 +109,7 @@ class TwoViews(Objective):
 
     def views(self, pixels: Tensor, labels: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
         """A weak and a strong view (2n, 3, s, s) and their labels (n,); random is (n, 2, RANDOMS)."""
-        recipe, size = self.recipe, self.transform.size
+        recipe, size = self.settings, self.transform.size
         weak = augment.cut_out(augment.weak(pixels, random[:, 0], size), random[:, 0], recipe.cutout)
         strong = augment.strong(pixels, random[:, 1], size, recipe.scale_min, recipe.jitter, recipe.grey)
         images = torch.cat([weak, strong])
@@ -124,7 +123,7 @@ class TwoViews(Objective):
         """Losses of one step."""
         images, labels = self.views(pixels, labels, random)
         features = self.backbone(images).float()
-        recipe = self.recipe
+        recipe = self.settings
         loss = F.cross_entropy(self.head(features).float(), labels.repeat(2), label_smoothing=recipe.smoothing)
         losses = {"cross_entropy": loss}
         if recipe.contrast:
@@ -142,7 +141,7 @@ class TwoViews(Objective):
         other_labels, other_pictures = gather(labels).repeat(2), gather(pictures).repeat(2)
         half = len(others) // 2
         own = torch.cat([pictures, pictures + half])
-        temperature = self.recipe.temperature
+        temperature = self.settings.temperature
         with torch.autocast(vectors.device.type, enabled=False):
             supervised = supervised_contrast(vectors, labels.repeat(2), others, other_labels, own, temperature)
             simclr = supervised_contrast(vectors, pictures.repeat(2), others, other_pictures, own, temperature)

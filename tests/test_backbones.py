@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from concm.backbones import backbones, encoder, find
 from concm.backbones.encoder import Encoder, load
 from concm.backbones.resnet import ResNet12, load_torchvision, resnet18, resnet18_imagenet, resnet20
 from concm.data.dataset import ImageSet
-from concm.data.scenarios import of_folder
+from concm.data.scenarios import natural, of_folder
 from concm.errors import ConcmError, Misuse
 from concm.files import save_tensors
 from conftest import make_bank
@@ -320,3 +320,34 @@ def test_mirroring_averages_a_picture_with_its_mirror_image(small):
     torch.testing.assert_close(both.encode(some), (small.encode(some) + small.encode(mirrored)) / 2)
     torch.testing.assert_close(both.encode(mirrored), both.encode(some))
     assert not torch.allclose(small.encode(mirrored), small.encode(some))
+
+
+@pytest.fixture
+def trap(tmp_path, monkeypatch):
+    """A module that leaves a mark when it is imported; returns its name as a backbone, and the mark."""
+    mark = tmp_path / "called"
+    (tmp_path / "trap_module.py").write_text(f"open({str(mark)!r}, 'w').close()\nraise ImportError('sprung')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return "trap_module:build", mark
+
+
+def test_a_backbone_file_cannot_make_code_run(trap, tmp_path):
+    name, mark = trap
+    network = resnet20()
+    file = tmp_path / "backbone.safetensors"
+    Encoder(name, network, natural(32), {"dimension": 64, "recipe": {}}).save(file)
+    with pytest.raises(Misuse, match="name it yourself"):
+        load(str(file), natural(32))
+    assert not mark.exists()
+    with pytest.raises(Misuse, match="sprung"):
+        load(f"{name}@{file}", natural(32))
+    assert mark.exists()
+
+
+def test_a_bank_cannot_make_code_run(trap):
+    name, mark = trap
+    bank = make_bank()
+    bank = replace(bank, encoder={"name": name, "transform": asdict(natural(32)), "mirror": False})
+    with pytest.raises(Misuse, match="name it yourself"):
+        bank.backbone()
+    assert not mark.exists()

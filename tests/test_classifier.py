@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -993,7 +996,7 @@ def trained(path: Path, seed: int = 5) -> Path:
 def test_a_trained_backbone_goes_with_the_store(tmp_path, given_as):
     run = tmp_path / "run"
     file = trained(run / "backbone.safetensors")
-    zoo = opened(tmp_path / "zoo", backbone=str(file if given_as == "file" else run))
+    zoo = opened(tmp_path / "zoo", backbone=f"{BACKBONE}@{file if given_as == 'file' else run}")
     zoo.fit(base_photos(), settings=QUICK)
     assert (zoo.path / "backbone.safetensors").exists()
     table = probabilities(zoo)
@@ -1003,8 +1006,7 @@ def test_a_trained_backbone_goes_with_the_store(tmp_path, given_as):
     again.learn({"okapi": pictures("okapi", 3)})
     assert right(again, "okapi") > 0.9
     assert again.store.meta["backbone"] == BACKBONE
-    with pytest.raises(Misuse, match="was made with"):
-        opened(zoo.path, backbone=BACKBONE)
+    assert opened(zoo.path, backbone=BACKBONE).version == 2
     with pytest.raises(Misuse, match="was made with"):
         opened(zoo.path, backbone=str(trained(tmp_path / "other.safetensors", seed=6)))
     assert opened(zoo.path, backbone=str(trained(tmp_path / "same.safetensors"))).version == 2
@@ -1017,7 +1019,7 @@ def test_a_ready_made_backbone_is_not_copied(zoo):
 
 def test_photos_that_a_trained_backbone_saw_are_judged_by_figures_from_elsewhere(tmp_path):
     file = trained(tmp_path / "backbone.safetensors")
-    zoo = opened(tmp_path / "zoo", backbone=str(file)).fit(base_photos(1), settings=QUICK)
+    zoo = opened(tmp_path / "zoo", backbone=f"{BACKBONE}@{file}").fit(base_photos(1), settings=QUICK)
     assert zoo.remarks == []
     assert zoo.predict(picture("yak", NEW), unknown_rate=0.9)[0].unknown
 
@@ -1394,3 +1396,16 @@ def test_a_store_is_one_for_its_readers_too(used):
         assert [row.name for row in store.classes()] == names(used)
         assert store.meta["backbone"] == BACKBONE
         assert store.meta["encoder"]["transform"]["size"] == photographs.SIDE
+
+
+def test_a_store_cannot_make_code_run(fitted, tmp_path, monkeypatch):
+    mark = tmp_path / "called"
+    (tmp_path / "store_trap.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    copy = shutil.copytree(fitted, tmp_path / "zoo")
+    with closing(sqlite3.connect(copy / "store.db", isolation_level=None)) as db:
+        meta = json.loads(db.execute("SELECT meta FROM store").fetchone()[0])
+        db.execute("UPDATE store SET meta = ?", (json.dumps({**meta, "backbone": "store_trap:build"}),))
+    with pytest.raises(Misuse, match="name it yourself"):
+        Classifier(copy, device="cpu").predict(picture("cat"))
+    assert not mark.exists()

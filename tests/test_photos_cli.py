@@ -516,7 +516,7 @@ def test_a_broken_photo_among_good_ones_is_named_and_the_good_ones_are_answered(
 def test_a_shell_sees_answers_a_complaint_and_no_traceback(zoo, world, tmp_path):
     text = tmp_path / "notes.jpg"
     text.write_text("not a picture")
-    done = typed("predict", zoo, text, world / "asked" / "bear" / "100.png")
+    done = typed("predict", zoo, text, world / "asked" / "bear" / "100.png", "--backbone", BACKBONE)
     assert done.returncode == 1
     assert done.stdout.startswith(f"{world}/asked/bear/100.png: bear ")
     assert len(done.stdout.splitlines()) == 1
@@ -876,10 +876,14 @@ def test_a_store_that_is_being_changed_can_be_read_and_not_be_changed(zoo, world
 
 @contextmanager
 def started(*commands: list[object], stdout: Any = subprocess.PIPE) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that are gone afterwards, whatever happens."""
+    """Processes that are gone afterwards, whatever happens; each is told the code that sees its photos."""
     children = [
         subprocess.Popen(
-            [str(CONCM), *map(str, words)], stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment()
+            [str(CONCM), *map(str, words), *([] if "--backbone" in words else ["--backbone", BACKBONE])],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
         )
         for words in commands
     ]
@@ -1104,7 +1108,7 @@ def test_ctrl_c_while_learning_leaves_the_store_as_it_was(gate, world, tmp_path,
     told(capsys, "fit", tmp_path / "zoo", world / "base", "--backbone", GATED)
     write_class(tmp_path / "photos" / "gnu", 40)
     with unchanged(capsys, tmp_path / "zoo"):
-        interrupted(gate, ["learn", tmp_path / "zoo", tmp_path / "photos"])
+        interrupted(gate, ["learn", tmp_path / "zoo", tmp_path / "photos", "--backbone", GATED])
     (gate / "open").touch()
     told(capsys, "learn", tmp_path / "zoo", tmp_path / "photos")
     assert classes(capsys, tmp_path / "zoo") == {**dict.fromkeys(BASE, 8), "gnu": 40}
@@ -1117,7 +1121,7 @@ def test_answers_come_while_others_are_still_awaited(gate, world, tmp_path, caps
     photos = write_class(tmp_path / "bear", 40, first=100)
     with (
         (tmp_path / "answers").open("w") as file,
-        started(["predict", tmp_path / "zoo", tmp_path / "bear", "--json"], stdout=file) as (child,),
+        started(["predict", tmp_path / "zoo", tmp_path / "bear", "--json", "--backbone", GATED], stdout=file) as (child,),
     ):
         wait_until_waiting(gate, child)
         assert len((tmp_path / "answers").read_text().splitlines()) == 32
@@ -1245,7 +1249,7 @@ WITHOUT_RIGHTS = (
 @pytest.mark.slow
 def test_a_read_only_store_answers_and_cannot_be_taught(zoo, world, tmp_path, capsys):
     lines = [
-        ["predict", zoo, world / "asked" / "bear", "--json"],
+        ["predict", zoo, world / "asked" / "bear", "--json", "--backbone", BACKBONE],
         ["show", zoo, "--json"],
         ["evaluate", zoo, world / "asked"],
         ["export", zoo, "--structure", tmp_path / "structure"],

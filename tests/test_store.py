@@ -513,3 +513,39 @@ def test_lasting_tensors_are_part_of_every_state_and_written_once(store: Store):
         "2.safetensors",
         "lasting.safetensors",
     ]
+
+
+@pytest.mark.parametrize("name", ["states", "states.jpg", "store.txt", "backbone.safetensors"])
+def test_a_folder_that_holds_anything_of_the_user_s_is_refused_and_left_as_it_is(tmp_path, name):
+    root = tmp_path / "usa"
+    mine = root / name / "1.jpg" if name == "states" else root / name
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"mine")
+    with pytest.raises(ConcmError, match="choose a new folder"):
+        Store.create(root, {})
+    assert [path.read_bytes() for path in root.rglob("*") if path.is_file()] == [b"mine"]
+
+
+def test_a_folder_of_states_that_is_a_link_is_refused_and_not_followed(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "1.safetensors").write_bytes(b"mine")
+    Store.create(tmp_path / "zoo", {}).close()
+    (tmp_path / "zoo" / "states").symlink_to(elsewhere)
+    for use in (Store.open, lambda path: Store.create(path, {})):
+        with pytest.raises(ConcmError, match="link|choose a new folder"):
+            use(tmp_path / "zoo")
+    assert (elsewhere / "1.safetensors").read_bytes() == b"mine"
+
+
+def test_sweeping_removes_only_states_that_a_store_wrote(tmp_path):
+    with Store.create(tmp_path / "zoo", {}) as store:
+        states = tmp_path / "zoo" / "states"
+        states.mkdir()
+        for name in ("1.jpg", "2.png", "utah.jpg", "7.safetensors", ".draft-abc", "3.safetensors.bak"):
+            (states / name).write_bytes(b"")
+        (states / "8.safetensors").mkdir()
+        with store.writing():
+            pass
+        left = {path.name for path in states.iterdir()}
+    assert left == {"1.jpg", "2.png", "utah.jpg", "3.safetensors.bak", "8.safetensors"}

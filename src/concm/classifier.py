@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from concm import __version__
+from concm import __version__, backbones
 from concm.backbones import encoder as encoders
 from concm.backbones.encoder import Encoder
 from concm.concm import ConCM
@@ -314,10 +314,13 @@ class Classifier:
     def _encoder(self) -> Encoder:
         """The frozen backbone, checked to be the one that the store's features come from."""
         reference = self._backbone or BACKBONE
-        if self._store is not None and self._backbone is None:
-            reference = self._store.meta["backbone"]
+        if self._store is not None:
             own = self.path / "backbone.safetensors"
-            reference = str(own) if own.exists() else reference
+            named = self._backbone is not None and ":" in self._backbone
+            if own.exists() and (named or self._backbone is None):
+                reference = f"{self._backbone}@{own}" if named else str(own)
+            elif self._backbone is None:
+                reference = backbones.registered(self._store.meta["backbone"]).name
         with torch.random.fork_rng(devices=[]):
             encoder = encoders.load(reference, natural(224)).to(torch.device(self.device))
         if self._store is not None and encoder.comparable != (made := self._store.meta["encoder"]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,9 @@ from concm.files import load_tensors, replacing, save_tensors
 KEEP = 20  # how many versions, the current one among them, keep their state: undo goes back as far as these
 LASTING = "lasting"
 KIND = "concm-state-1"
+_STORE_FILE = re.compile(r"store\.db(-wal|-shm|-journal)?|store\.lock")
+_STATE_FILE = re.compile(r"([0-9]+|lasting)\.safetensors")
+_DRAFT = re.compile(r"\.draft-\w+")
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,8 @@ class Store:
         self.path = Path(path)
         if not self.exists(self.path):
             raise ConcmError(_nothing(self.path))
+        if (self.path / "states").is_symlink():
+            raise ConcmError(f"{self.path / 'states'} is a link; a store keeps its states in a folder of its own")
         self._mutex = threading.RLock()
         # Where nothing may be written, every read makes a connection of its own.
         self._db = database.connect(self.path) if database.writable(self.path) else None
@@ -103,8 +109,8 @@ class Store:
     @staticmethod
     def refuse_foreign(path: str | Path) -> None:
         """A new store moves into an empty folder, or one where making a store was interrupted; nowhere else."""
-        path, ours = Path(path), ("store.", "states", "backbone.safetensors", ".draft-")
-        if path.is_file() or (path.is_dir() and not all(entry.name.startswith(ours) for entry in path.iterdir())):
+        path = Path(path)
+        if path.is_file() or (path.is_dir() and not all(map(_ours, path.iterdir()))):
             raise ConcmError(f"{_nothing(path)}; choose a new folder")
 
     @classmethod
@@ -385,6 +391,23 @@ def _state(path: Path, version: int | str) -> Path:
     return path / "states" / f"{version}.safetensors"
 
 
+def _ours(entry: Path) -> bool:
+    """Whether a store whose making was interrupted may have left this: exact names, and no link to elsewhere."""
+    if entry.is_symlink():
+        return False
+    if entry.name == "states":
+        return database.file(entry.parent).is_file() and entry.is_dir() and all(map(_state_file, entry.iterdir()))
+    if entry.name == "backbone.safetensors":
+        return database.file(entry.parent).is_file()
+    return entry.is_file() and bool(_STORE_FILE.fullmatch(entry.name) or _DRAFT.fullmatch(entry.name))
+
+
+def _state_file(file: Path) -> bool:
+    """Whether a store wrote this into its folder of states."""
+    named = _STATE_FILE.fullmatch(file.name) or _DRAFT.fullmatch(file.name)
+    return named is not None and file.is_file() and not file.is_symlink()
+
+
 def _nothing(path: Path) -> str:
     if path.is_file():
         return f"{path} is a file; a store is a folder"
@@ -418,8 +441,12 @@ def _unpacked(features: bytes, rows: int) -> Tensor:
 
 def _sweep(db: sqlite3.Connection, path: Path) -> None:
     """Remove the states of killed writers and of versions that are no longer kept; what fails is left to the next."""
+    states = path / "states"
     with suppress(sqlite3.Error, OSError):
+        if states.is_symlink():
+            return
         kept = {_state(path, version) for (version,) in db.execute("SELECT version FROM versions WHERE kept")}
-        for file in (path / "states").iterdir():
-            if file not in kept and (file.stem.isdigit() or file.name.startswith(".draft-")):
+        kept.add(_state(path, LASTING))
+        for file in states.iterdir():
+            if file not in kept and _state_file(file):
                 file.unlink(missing_ok=True)

@@ -83,17 +83,39 @@ _REGISTRY = {
 }
 
 
+_named_by_the_user: dict[str, Backbone] = {}
+
+
 def backbones() -> list[Backbone]:
     """All registered backbones."""
     return list(_REGISTRY.values())
 
 
-def find(name: str) -> Backbone:
-    """A registered backbone, or anybody's `package.module:factory` that returns a module of (n, 3, h, w) → (n, d)."""
+def registered(name: str) -> Backbone:
+    """A backbone that a file names: only known names are looked up, so that no file can make code run."""
     if name in _REGISTRY:
         return _REGISTRY[name]
-    if ":" not in name:
-        raise Misuse(f"no backbone called {name!r}; {nearest(name, _REGISTRY)}")
+    if name in _named_by_the_user:
+        return _named_by_the_user[name]
+    if ":" in name:
+        raise Misuse(
+            f"the backbone is {name!r}, code that a file may not run: if you trust it, name it yourself as the backbone"
+        )
+    raise Misuse(f"no backbone called {name!r}; {nearest(name, _REGISTRY)}")
+
+
+def find(name: str) -> Backbone:
+    """A backbone that the user names: a registered one, or `package.module:factory`, which is imported and called.
+
+    The factory returns a module of (n, 3, h, w) → (n, d); from then on files may name it too, in this process.
+    """
+    if name in _REGISTRY or ":" not in name:
+        return registered(name)
+    _named_by_the_user[name] = found = _imported(name)
+    return found
+
+
+def _imported(name: str) -> Backbone:
     own = Backbone(name, name, 0, "from an import path")
     try:
         network = own.build()

@@ -163,7 +163,14 @@ def _uniform(name: str, views: int) -> Tensor:
 
 
 def load(reference: str, transform: Transform, *, mirror: bool = False) -> Encoder:
-    """A trained backbone by its file or run folder, or a registered one with ready-made weights by name."""
+    """A trained backbone by its file or run folder, or a registered one with ready-made weights by name.
+
+    A file never names code to run: weights of a network of one's own are loaded as `package.module:factory@file`.
+    """
+    factory, at, file = reference.partition("@")
+    if at and ":" in factory:
+        backbones.find(factory)
+        reference = file
     path = Path(reference)
     path = path / "backbone.safetensors" if path.is_dir() else path
     if path.suffix == ".safetensors":
@@ -181,7 +188,7 @@ def _trained(path: Path, mirror: bool) -> Encoder:
     state, meta = load_tensors(path, KIND)
     if not meta.keys() >= {"name", "transform"}:
         raise ConcmError(f"{path} lacks its backbone's name or transform; train it again")
-    network = backbones.find(meta["name"]).build()
+    network = backbones.registered(meta["name"]).build()
     learned = {name.removeprefix(LEARNED): state.pop(name) for name in list(state) if name.startswith(LEARNED)}
     try:
         network.load_state_dict(state)

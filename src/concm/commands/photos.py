@@ -29,15 +29,17 @@ class Access:
     "The GPU if there is one, unless you say otherwise."
     wait: float = 60
     "Seconds to wait for another process that is changing the store."
+    backbone: str | None = None
+    "What sees the photos, as `fit` was told; a store knows its own, only code of yours must be named each time."
 
-    def open(self, store: Path, backbone: str | None = None, seed: int = 0) -> Classifier:
+    def open(self, store: Path, seed: int = 0) -> Classifier:
         """The classifier in that folder, made or yet to be made; to be closed."""
         from concm.classifier import Classifier
 
         def waiting() -> None:
             complain(f"another process is changing {store}; waiting for it, {self.wait:g} seconds at most")
 
-        return Classifier(store, backbone, device=self.device, seed=seed, wait=self.wait, waiting=waiting)
+        return Classifier(store, self.backbone, device=self.device, seed=seed, wait=self.wait, waiting=waiting)
 
 
 def fit(
@@ -45,7 +47,6 @@ def fit(
     photos: Path,
     /,
     *,
-    backbone: str | None = None,
     broken: Broken = "refuse",
     seed: int = 0,
     json: bool = False,
@@ -59,9 +60,6 @@ def fit(
         The folder to make; it holds all that the classifier knows.
     photos
         A folder with one folder of photos a class, for two classes or more.
-    backbone
-        A backbone that comes with weights (see `concm backbones`; by default efficientnet_lite0), or a run folder of
-        `concm train`.
     broken
         What to do with files that cannot be read as pictures, or that are there twice.
     seed
@@ -69,7 +67,7 @@ def fit(
     json
         Print what was done as JSON.
     """
-    with access.open(store, backbone, seed) as zoo:
+    with access.open(store, seed) as zoo:
         begun = time.perf_counter()
         zoo.fit(photos, broken=broken)
         _told(zoo, begun, json)

@@ -79,7 +79,7 @@ class Bank:
         from concm import backbones
         from concm.backbones.encoder import Encoder
 
-        network = backbones.find(self.encoder["name"]).build()
+        network = backbones.registered(self.encoder["name"]).build()
         try:
             network.load_state_dict(self.weights)
         except RuntimeError as error:

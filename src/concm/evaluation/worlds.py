@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from concm.backbones import find
 from concm.backbones.encoder import Encoder, Reading
 from concm.data.augment import RANDOMS
 from concm.data.sessions import Session, as_base
@@ -105,8 +106,9 @@ def flags(colours: Tensor, count: int, random: torch.Generator) -> Tensor:
 def trained(choice: Choice, total: int) -> Objective:
     """A small network after some steps of the method's base session, or of plain cross-entropy."""
     with torch.random.fork_rng(devices=[]):
+        backbone = find(NETWORK)
         torch.manual_seed(0)
-        stage = Stage(Small(), DIMENSION, BASE, total, TRANSFORM, ANIMALS[:BASE])
+        stage = Stage(backbone.build(), DIMENSION, BASE, total, TRANSFORM, ANIMALS[:BASE])
         kind = choice.entry.objective
         plain = Recipe(head="cosine", turned=0, contrast=0, jitter=0, grey=0, scale_min=0.8)
         objective = TwoViews(stage, plain) if kind is None else kind(stage, choice.settings)

@@ -42,7 +42,7 @@ class PictureLearner(Learner):
 
     def another(self) -> nn.Module:
         """A network of the backbone's form, with weights still to be loaded."""
-        return backbones.find(self.backbone).build().to(self.device).eval()
+        return backbones.registered(self.backbone).build().to(self.device).eval()
 
     @torch.no_grad()
     def features(self, pictures: Tensor) -> Tensor:

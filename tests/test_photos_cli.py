@@ -927,6 +927,7 @@ def forked() -> multiprocessing.context.ForkServerContext:
 
 def _carry_out(lines: list[list[str]], pipe: Connection) -> None:
     """Run commands one after the other, and say of each when it begins and with which code it has ended."""
+    find_backbone(BACKBONE)  # as the user of this process would name it
     torch.set_num_threads(1)
     with redirect_stdout(io.StringIO()):
         for at, words in enumerate(lines):
@@ -1119,9 +1120,10 @@ def test_answers_come_while_others_are_still_awaited(gate, world, tmp_path, caps
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     told(capsys, "fit", tmp_path / "zoo", world / "base", "--backbone", GATED)
     photos = write_class(tmp_path / "bear", 40, first=100)
+    asked = ["predict", tmp_path / "zoo", tmp_path / "bear"]
     with (
         (tmp_path / "answers").open("w") as file,
-        started(["predict", tmp_path / "zoo", tmp_path / "bear", "--json", "--backbone", GATED], stdout=file) as (child,),
+        started([*asked, "--json", "--backbone", GATED], stdout=file) as (child,),
     ):
         wait_until_waiting(gate, child)
         assert len((tmp_path / "answers").read_text().splitlines()) == 32

@@ -533,7 +533,7 @@ def test_a_folder_of_states_that_is_a_link_is_refused_and_not_followed(tmp_path)
     Store.create(tmp_path / "zoo", {}).close()
     (tmp_path / "zoo" / "states").symlink_to(elsewhere)
     for use in (Store.open, lambda path: Store.create(path, {})):
-        with pytest.raises(ConcmError, match="link|choose a new folder"):
+        with pytest.raises(ConcmError, match=r"link|choose a new folder"):
             use(tmp_path / "zoo")
     assert (elsewhere / "1.safetensors").read_bytes() == b"mine"
 

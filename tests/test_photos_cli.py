@@ -27,6 +27,7 @@ import pytest
 import torch
 from PIL import Image
 
+from concm.backbones import find as find_backbone
 from concm.data.groceries import NAMES as GROCERIES
 from concm.evaluation.photos import Evaluation
 from concm.files import load_tensors

@@ -29,7 +29,7 @@ from concm import backbones
 from concm.data import augment, scenarios
 from concm.data.dataset import Dataset as Pictures
 from concm.data.dataset import ImageSet
-from concm.options import Machine
+from concm.cli.options import Machine
 from concm.training.base_session import BaseSession
 from concm.training.objective import Stage, TwoViews
 from concm.training.recipe import Recipe

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from concm.calibration import agreement
-from concm.concm import ConCM
-from concm.data.bank import Bank, bundled, load
-from concm.data.sessions import draw, sessions
-from concm.memory import class_statistics
+from concm.engine.calibration import agreement
+from concm.engine.concm import ConCM
+from concm.features.bank import Bank, bundled, load
+from concm.features.sessions import draw, sessions
+from concm.engine.memory import class_statistics
 from concm.methods import choose
 
 

@@ -24,10 +24,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from concm.classifier import Classifier
+from concm.classifier.classifier import Classifier
 from concm.data import scenarios
-from concm.data.photos import by_class
-from concm.data.stream import Encoded, encoded
+from concm.classifier.photos import by_class
+from concm.classifier.stream import Encoded, encoded
 from concm.evaluation.metrics import accuracies, confusion
 
 CONCM = str(Path(sys.executable).with_name("concm"))

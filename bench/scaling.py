@@ -18,10 +18,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from concm.concm import ConCM
+from concm.engine.concm import ConCM
 from concm.data import scenarios
-from concm.data.sessions import Session
-from concm.options import Machine
+from concm.features.sessions import Session
+from concm.cli.options import Machine
 
 DIMENSION, IMAGES, SHOTS, VIEWS, WAY, SESSIONS = 512, 30, 5, 3, 50, 8
 

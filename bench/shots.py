@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from concm.concm import ConCM
-from concm.data.bank import Bank, load
-from concm.data.sessions import draw, sessions
+from concm.engine.concm import ConCM
+from concm.features.bank import Bank, load
+from concm.features.sessions import draw, sessions
 from concm.errors import Misuse
 from concm.evaluation.metrics import harmonic, trade_off
 

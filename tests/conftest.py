@@ -15,7 +15,7 @@ from hypothesis import settings
 from numpy.typing import NDArray
 from PIL import Image
 
-from concm.data.bank import Bank, Part
+from concm.features.bank import Bank, Part
 from concm.data.scenarios import of_folder
 
 settings.register_profile("repeatable", deadline=None, max_examples=40, derandomize=True, database=None)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import save_file
 
-from concm.data.bank import KIND, Bank, Part, load
-from concm.data.sessions import draw, published, sessions
+from concm.features.bank import KIND, Bank, Part, load
+from concm.features.sessions import draw, published, sessions
 from concm.errors import ConcmError, Misuse
 from concm.files import load_tensors, save_tensors, write_whole
 from conftest import make_bank

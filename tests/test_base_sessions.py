@@ -14,8 +14,8 @@ from concm.backbones import opened
 from concm.backbones.encoder import Encoder, Reading, load
 from concm.backbones.resnet import ResNet12, resnet18_imagenet, resnet20
 from concm.data import augment
-from concm.data.bank import load as load_bank
-from concm.data.sessions import draw, sessions
+from concm.features.bank import load as load_bank
+from concm.features.sessions import draw, sessions
 from concm.data.transform import Transform
 from concm.errors import Misuse
 from concm.files import load_tensors, save_tensors

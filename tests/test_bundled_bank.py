@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from concm.data.bank import bundled
-from concm.data.sessions import draw
+from concm.features.bank import bundled
+from concm.features.sessions import draw
 from concm.evaluation.controls import average, nearest_mean
 from tiny import sentence, typed
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from concm import calibration
-from concm.calibration import CalibrationSettings, Calibrator
-from concm.data.sessions import Session
+from concm.engine import calibration
+from concm.engine.calibration import CalibrationSettings, Calibrator
+from concm.features.sessions import Session
 
 
 class Words:

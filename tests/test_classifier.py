@@ -25,19 +25,19 @@ import torch
 from PIL import Image
 
 import photographs
-from concm import concm as engine_module
-from concm import store as store_module
+from concm.engine import concm as engine_module
+from concm.classifier import store as store_module
 from concm.backbones.encoder import Encoder
-from concm.calibration import CalibrationSettings
-from concm.classifier import Classifier, Prediction
-from concm.concm import ConCM
+from concm.engine.calibration import CalibrationSettings
+from concm.classifier.classifier import Classifier, Prediction
+from concm.engine.concm import ConCM
 from concm.data.images import BrokenPicture
 from concm.errors import ConcmError, Misuse
-from concm.evaluation.photos import Evaluation
+from concm.classifier.evaluation import Evaluation
 from concm.files import load_tensors
 from concm.semantics.semantics import Semantics
-from concm.settings import Settings
-from concm.store import Store
+from concm.engine.settings import Settings
+from concm.classifier.store import Store
 from photographs import BACKBONE, TinyBackbone, picture, pictures, write_class, write_world
 from test_images import huge_png
 
@@ -802,8 +802,8 @@ def test_what_another_process_fitted_is_used(fitted, tmp_path):
     with pytest.raises(Misuse, match=r"no store at .* yet: fit it with two classes or more first"):
         zoo.predict(picture("cat"))
     program = f"""
-from concm.classifier import Classifier
-from concm.settings import Settings
+from concm.classifier.classifier import Classifier
+from concm.engine.settings import Settings
 from photographs import BACKBONE, pictures
 settings = Settings(calibrate=False, base_steps={QUICK.base_steps}, steps={QUICK.steps}, hidden={QUICK.hidden})
 zoo = Classifier({str(tmp_path / "zoo")!r}, BACKBONE, device="cpu")

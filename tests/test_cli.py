@@ -15,7 +15,7 @@ import torch
 from concm.backbones import backbones
 from concm.backbones.encoder import Encoder
 from concm.backbones.resnet import resnet20
-from concm.data import bank as banks
+from concm.features import bank as banks
 from concm.data import scenarios
 from concm.data.scenarios import of_folder
 from conftest import make_bank, write_class_folders

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.calibration import CalibrationSettings
-from concm.concm import ConCM, Settings
-from concm.data import bank as banks
-from concm.data.bank import Bank, Part
+from concm.engine.calibration import CalibrationSettings
+from concm.engine.concm import ConCM, Settings
+from concm.features import bank as banks
+from concm.features.bank import Bank, Part
 from concm.data.scenarios import of_folder
-from concm.data.sessions import Shots, draw, sessions
+from concm.features.sessions import Shots, draw, sessions
 from concm.errors import Misuse
 from concm.evaluation.metrics import novel_at
 from concm.evaluation.protocol import run

@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from concm import rehearsal
-from concm.concm import ConCM
-from concm.confidence import SHRINKAGE, Confidence, Usual, expected_scores, likeness
-from concm.data.extract import statistics
-from concm.data.sessions import Session
+from concm.classifier import rehearsal
+from concm.engine.concm import ConCM
+from concm.classifier.confidence import SHRINKAGE, Confidence, Usual, expected_scores, likeness
+from concm.features.extract import statistics
+from concm.features.sessions import Session
 from concm.files import load_tensors, save_tensors
-from concm.head import Head
-from concm.metric import expected_cosine
-from concm.rehearsal import SEEN, Plan, rehearse
-from concm.settings import Settings
+from concm.engine.head import Head
+from concm.engine.metric import expected_cosine
+from concm.classifier.rehearsal import SEEN, Plan, rehearse
+from concm.engine.settings import Settings
 
 torch.set_num_threads(1)  # bit for bit only holds for one number of threads
 

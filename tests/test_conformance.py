@@ -10,7 +10,7 @@ from concm.evaluation import conformance
 from concm.evaluation.conformance import CHECKS
 from concm.evaluation.worlds import World
 from concm.methods import Choice, Entry, _registered, choose, entries
-from concm.methods.learner import Learner, class_means
+from concm.methods.base import Learner, class_means
 from concm.methods.ncm import NCM
 from tiny import call, sentence
 

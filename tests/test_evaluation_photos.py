@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from concm.errors import ConcmError
-from concm.evaluation.photos import Evaluation, auroc, calibration_error, evaluate
+from concm.classifier.evaluation import Evaluation, auroc, calibration_error, evaluate
 
 NAMES = ["cat", "dog", "okapi", "lynx"]
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from concm.classifier import Classifier
+from concm.classifier.classifier import Classifier
 from concm.errors import ConcmError, Misuse
-from concm.export import KIND, RATES
+from concm.classifier.export import KIND, RATES
 from concm.files import load_tensors
-from concm.settings import Settings
+from concm.engine.settings import Settings
 from photographs import BACKBONE, SIDE, TinyBackbone, picture, pictures
 
 torch.set_num_threads(1)

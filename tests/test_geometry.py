@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concm import geometry
+from concm.engine import geometry
 from concm.errors import Misuse
 
 shapes = st.integers(2, 24).flatmap(lambda n: st.tuples(st.just(n), st.integers(n - 1, n + 20), st.integers(0, 10**6)))

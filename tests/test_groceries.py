@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from concm.data.groceries import NAMES, photos
+from concm.demo.groceries import NAMES, photos
 from concm.data.images import decode
 from concm.errors import ConcmError, Misuse
 

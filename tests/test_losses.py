@@ -11,7 +11,7 @@ from torch import nn
 
 from concm.data.augment import RANDOMS
 from concm.data.scenarios import of_folder
-from concm.losses import anchored_contrast, matching, supervised_contrast
+from concm.engine.losses import anchored_contrast, matching, supervised_contrast
 from concm.training.objective import Stage, TwoViews
 from concm.training.recipe import Recipe
 

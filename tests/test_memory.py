@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concm.data.sessions import Session
-from concm.memory import Memory, class_statistics, spread
+from concm.features.sessions import Session
+from concm.engine.memory import Memory, class_statistics, spread
 
 
 def base_session(classes: int = 4, dimension: int = 6) -> Session:

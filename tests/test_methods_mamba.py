@@ -13,18 +13,7 @@ import torch.nn.functional as F
 from concm.errors import Misuse
 from concm.evaluation.worlds import BASE, DIMENSION, TRANSFORM, Small, World
 from concm.methods import choose
-from concm.methods.mamba_fscil import (
-    Branch,
-    MambaFSCILSettings,
-    OntoSimplex,
-    directions,
-    folded,
-    likeness,
-    loudness,
-    misses,
-    mix,
-    selective_scan,
-)
+from concm.methods.mamba_fscil import Branch, MambaFSCILSettings, OntoSimplex, directions, folded, likeness, loudness, misses, mix, selective_scan
 from concm.methods.nc_fscil import dot_regression
 from concm.training.objective import Stage
 

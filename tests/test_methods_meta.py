@@ -9,14 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from concm.data.extract import statistics
-from concm.data.sessions import Session
+from concm.features.extract import statistics
+from concm.features.sessions import Session
 from concm.errors import Misuse
 from concm.evaluation.worlds import BASE, World
 from concm.methods import choose
 from concm.methods.c_fscil import CFSCIL, CFSCILSettings, log_loss, nudged, nudging_loss, similarity, softabs
 from concm.methods.cec import CEC, Attention, CECSettings, draw_each, pseudo_incremental
-from concm.methods.descent import descend, falling
+from concm.engine.descent import descend, falling
 from concm.methods.limit import LIMIT, LIMITSettings
 from concm.methods.meta_nc import MetaNC, MetaNCSettings, collapse_loss
 from concm.methods.ncm import NCM

@@ -12,7 +12,7 @@ from torch import nn
 
 from concm.data import scenarios
 from concm.data.augment import RANDOMS
-from concm.data.sessions import Session, as_base
+from concm.features.sessions import Session, as_base
 from concm.data.transform import Transform
 from concm.errors import Misuse
 from concm.methods import NAMES, choose

@@ -14,7 +14,7 @@ from concm.errors import Misuse
 from concm.evaluation.worlds import BASE, SIDE, World
 from concm.methods import EXEMPLARS, PICTURES, choose
 from concm.methods.bidist import distillation, merged, perceptron, typical
-from concm.methods.descent import paced
+from concm.engine.descent import paced
 from concm.methods.icarl import herded
 from concm.methods.imprint import imprinted
 from concm.methods.lcwof import implicit

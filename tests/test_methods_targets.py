@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from concm import geometry
-from concm.data.sessions import Session
+from concm.engine import geometry
+from concm.features.sessions import Session
 from concm.errors import Misuse
 from concm.evaluation.worlds import BASE, World
 from concm.methods import TOTAL, choose
-from concm.methods.descent import descend, warmed_cosine
+from concm.engine.descent import descend, warmed_cosine
 from concm.methods.nc_fscil import balance, dot_regression
 from concm.methods.orco import class_directions, occupied, orthogonality, versions
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concm.data.sessions import Session
-from concm.metric import Metric
+from concm.features.sessions import Session
+from concm.engine.metric import Metric
 
 DIMENSION = 5
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concm.data.bank import Part
-from concm.data.sessions import draw
+from concm.features.bank import Part
+from concm.features.sessions import draw
 from concm.evaluation.controls import average
 from concm.evaluation.metrics import accuracies, class_means, confusion, harmonic, novel_at, trade_off
 from concm.evaluation.protocol import run

@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 from PIL import Image
 
 from concm.data.images import BrokenPicture
-from concm.data.photos import LONGEST_NAME, THUMBNAIL, Photo, by_class, called, checked_name, find
+from concm.classifier.photos import LONGEST_NAME, THUMBNAIL, Photo, by_class, called, checked_name, find
 from concm.errors import ConcmError, Misuse
 from conftest import noise, write_class_folders, write_picture
 

@@ -28,10 +28,10 @@ import torch
 from PIL import Image
 
 from concm.backbones import find as find_backbone
-from concm.data.groceries import NAMES as GROCERIES
-from concm.evaluation.photos import Evaluation
+from concm.demo.groceries import NAMES as GROCERIES
+from concm.classifier.evaluation import Evaluation
 from concm.files import load_tensors
-from concm.store import Store
+from concm.classifier.store import Store
 from photographs import BACKBONE, TinyBackbone, write_class, write_world
 from test_images import encoded, huge_png
 from test_page import Page

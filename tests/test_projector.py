@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concm import geometry, losses
-from concm.projector import Projector, train
+from concm.engine import geometry
+from concm.engine import losses
+from concm.engine.projector import Projector, train
 
 
 def projector(width: int = 8) -> tuple[Projector, torch.Tensor]:

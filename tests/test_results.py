@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from concm import __version__
-from concm.concm import ConCM
-from concm.data import bank as banks
+from concm.engine.concm import ConCM
+from concm.features import bank as banks
 from concm.errors import ConcmError
 from concm.evaluation import bench, results
 from concm.evaluation.bench import Source, Task, collect, missing, run_all

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from concm import database
-from concm import store as module
+from concm.classifier import database
+from concm.classifier import store as module
 from concm.errors import ConcmError
-from concm.store import KEEP, Change, Store
+from concm.classifier.store import KEEP, Change, Store
 
 KILLS = int(os.environ.get("CONCM_TEST_KILLS", "8"))
 META = {"backbone": "tiny", "dimension": 3}
@@ -273,7 +273,7 @@ def _keep_writing(path: Path, pipe: Connection, seed: int) -> None:
 
 def test_kill_9_leaves_the_last_version_whose_commit_returned(store: Store):
     context = multiprocessing.get_context("forkserver")  # torch is imported once, not once a child
-    context.set_forkserver_preload(["concm.store", "pytest"])
+    context.set_forkserver_preload(["concm.classifier.store", "pytest"])
     choose = random.Random(0)
     learn(store, "first")
     store.close()

@@ -17,10 +17,10 @@ from PIL import Image
 from torch import nn
 
 from concm.backbones.encoder import Encoder
-from concm.data import stream
+from concm.classifier import stream
 from concm.data.images import BrokenPicture
-from concm.data.photos import Photo
-from concm.data.stream import Encoded, encoded
+from concm.classifier.photos import Photo
+from concm.classifier.stream import Encoded, encoded
 from concm.data.transform import Transform
 from conftest import noise, write_picture
 

@@ -300,7 +300,7 @@ import torch
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
 torch.Tensor.float = torch.Tensor.double
-from concm.cli import main
+from concm.cli.app import main
 main()
 """
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concm import methods
-from concm.concm import ConCM, Settings
+from concm.engine.concm import ConCM, Settings
 from concm.errors import Misuse
 from concm.methods import Choice, choose, entries
 from concm.methods.ncm import NCM

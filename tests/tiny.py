@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from concm.cli import main
+from concm.cli.app import main
 from conftest import write_picture
 
 torch.set_num_threads(1)  # bit for bit only holds for one number of threads, and tests share the machine

@@ -1,6 +1,6 @@
 """`python -m concm`, also under torchrun."""
 
-from concm.cli import main
+from concm.cli.app import main
 
 if __name__ == "__main__":
     main()

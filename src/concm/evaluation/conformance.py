@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from concm.data.bank import Bank, Part
+from concm.features.bank import Bank, Part
 from concm.data.scenarios import of_folder
-from concm.data.sessions import Session, draw, sessions
+from concm.features.sessions import Session, draw, sessions
 from concm.errors import Misuse
 from concm.evaluation.worlds import ANIMALS, BASE, World
 from concm.files import load_tensors, save_tensors

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from concm.data.bank import Bank
-from concm.data.sessions import Shots
+from concm.features.bank import Bank
+from concm.features.sessions import Shots
 from concm.evaluation.protocol import run
 from concm.methods.ncm import NCM
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from concm.data.bank import Bank
-from concm.data.sessions import Shots, sessions
+from concm.features.bank import Bank
+from concm.features.sessions import Shots, sessions
 from concm.evaluation.metrics import accuracies, class_means, confusion, trade_off
 from concm.methods import Method
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from concm import __version__
-from concm.data.bank import Bank
+from concm.features.bank import Bank
 from concm.errors import ConcmError
 from concm.evaluation.metrics import novel_at
 from concm.files import write_whole

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from concm.backbones import find
 from concm.backbones.encoder import Encoder, Reading
 from concm.data.augment import RANDOMS
-from concm.data.sessions import Session, as_base
+from concm.features.sessions import Session, as_base
 from concm.data.transform import Transform
 from concm.methods import PICTURES, Choice
 from concm.training.objective import Objective, Stage, TwoViews

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from concm.data.sessions import Session
+    from concm.features.sessions import Session
     from concm.training.objective import Objective
 
 
@@ -137,7 +137,7 @@ def entries() -> dict[str, Entry]:
 
     Other packages add theirs with an entry point of the group `concm.methods` that names the module.
     """
-    import_module("concm.concm")
+    import_module("concm.engine.concm")
     for module in iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
     for other in entry_points(group="concm.methods"):

@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 from concm.errors import Misuse
 from concm.methods import method
-from concm.methods.descent import descend
+from concm.engine.descent import descend
 from concm.methods.imprint import BaseTraining, learned_rows
-from concm.methods.learner import Learner, class_means
+from concm.methods.base import Learner, class_means
 
 
 @dataclass(frozen=True)

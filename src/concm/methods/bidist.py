@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from concm.backbones import opened
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 from concm.errors import Misuse
 from concm.methods import EXEMPLARS, PICTURES, method
-from concm.methods.descent import descend, paced
+from concm.engine.descent import descend, paced
 from concm.methods.imprint import BaseTraining, classifier, imprinted
-from concm.methods.pictures import PictureLearner
+from concm.methods.picture_base import PictureLearner
 
 
 @dataclass(frozen=True)

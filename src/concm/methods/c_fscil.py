@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 from concm.errors import Misuse
 from concm.methods import method
 from concm.methods.cec import draw_each
-from concm.methods.descent import descend, falling
-from concm.methods.learner import Learner, class_means
+from concm.engine.descent import descend, falling
+from concm.methods.base import Learner, class_means
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from concm.data import augment
 from concm.errors import Misuse
-from concm.losses import supervised_contrast
+from concm.engine.losses import supervised_contrast
 from concm.methods import method
 from concm.methods.ncm import NCM
 from concm.training.distributed import gather

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from concm.backbones import opened
 from concm.data import augment
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 from concm.errors import Misuse
 from concm.methods import TOTAL, method
 from concm.methods.ncm import NCM

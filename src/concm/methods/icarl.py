@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 from concm.errors import Misuse
 from concm.methods import EXEMPLARS, PICTURES, method
-from concm.methods.descent import descend
-from concm.methods.pictures import PictureLearner
+from concm.engine.descent import descend
+from concm.methods.picture_base import PictureLearner
 
 
 @dataclass(frozen=True)

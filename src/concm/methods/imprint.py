@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 from concm.errors import Misuse
 from concm.methods import method
-from concm.methods.descent import descend, warmed_cosine
-from concm.methods.learner import Learner
+from concm.engine.descent import descend, warmed_cosine
+from concm.methods.base import Learner
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of cosines (n, classes), labels (n,) and unit rows (classes, d)."""

@@ -23,12 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 from concm.errors import Misuse
 from concm.methods import EXEMPLARS, PICTURES, method
-from concm.methods.descent import descend, paced
+from concm.engine.descent import descend, paced
 from concm.methods.imprint import BaseTraining, classifier, imprinted
-from concm.methods.pictures import PictureLearner
+from concm.methods.picture_base import PictureLearner
 
 
 @dataclass(frozen=True)

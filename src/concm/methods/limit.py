@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 from concm.errors import Misuse
 from concm.methods import method
 from concm.methods.cec import Evolving, draw_each

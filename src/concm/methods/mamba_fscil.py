@@ -28,14 +28,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concm import geometry
+from concm.engine import geometry
 from concm.backbones import opened
 from concm.data import augment
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 from concm.errors import Misuse
 from concm.methods import TOTAL, method
-from concm.methods.descent import descend, warmed_cosine
-from concm.methods.learner import Learner, class_means
+from concm.engine.descent import descend, warmed_cosine
+from concm.methods.base import Learner, class_means
 from concm.methods.nc_fscil import balance
 from concm.training.distributed import gather
 from concm.training.objective import Objective, Stage

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 from concm.methods import method
-from concm.methods.learner import Learner, class_means
+from concm.methods.base import Learner, class_means
 
 
 @method("ncm", title="nearest class mean", paper="control", group="control")

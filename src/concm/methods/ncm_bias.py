@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 from concm.evaluation.metrics import trade_off
 from concm.methods import method
 from concm.methods.ncm import NCM

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 from concm.methods import POOL, method
 from concm.methods.ncm import NCM
 

@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concm import geometry
-from concm.data.sessions import Session
+from concm.engine import geometry
+from concm.features.sessions import Session
 from concm.errors import Misuse
-from concm.losses import supervised_contrast
+from concm.engine.losses import supervised_contrast
 from concm.methods import EXEMPLARS, TOTAL, VIEWS, method
-from concm.methods.descent import descend, warmed_cosine
-from concm.methods.learner import Learner
+from concm.engine.descent import descend, warmed_cosine
+from concm.methods.base import Learner
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from concm.data import augment
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 from concm.errors import Misuse
 from concm.methods import NAMES, method
-from concm.methods.descent import descend, warmed_cosine
-from concm.methods.learner import Learner, class_means
+from concm.engine.descent import descend, warmed_cosine
+from concm.methods.base import Learner, class_means
 from concm.semantics.families import family
 from concm.training.objective import Objective, Stage
 from concm.training.recipe import Schedule

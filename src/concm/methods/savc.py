@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from concm.data import augment
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 from concm.errors import Misuse
 from concm.methods import method
-from concm.methods.learner import class_means
+from concm.methods.base import class_means
 from concm.methods.ncm import NCM
 from concm.training.distributed import gather
 from concm.training.objective import Objective, Stage

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 from concm.errors import Misuse
 from concm.methods import method
-from concm.methods.learner import class_means
+from concm.methods.base import class_means
 from concm.methods.ncm import NCM
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.table import Table
 
-from concm.data.bank import Bank
+from concm.features.bank import Bank
 from concm.errors import ConcmError
 from concm.evaluation import published
 from concm.evaluation.results import Result, above, aggregate
 from concm.files import write_whole
-from concm.report.text import print_whole, say
+from concm.report.tables import print_whole, say
 
 CONTROL = "ncm"
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from rich.markup import escape
 
-from concm.classifier import Classifier, Prediction
-from concm.evaluation.photos import Evaluation
-from concm.report.text import print_whole, ruled, say
+from concm.classifier.classifier import Classifier, Prediction
+from concm.classifier.evaluation import Evaluation
+from concm.report.tables import print_whole, ruled, say
 
 
 def show_prediction(prediction: Prediction) -> None:

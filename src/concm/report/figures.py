@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from concm.data.bank import Bank
+from concm.features.bank import Bank
 from concm.data.scenarios import Scenario
 from concm.errors import ConcmError
 from concm.evaluation import published

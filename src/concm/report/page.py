@@ -12,7 +12,7 @@ from itertools import groupby
 from PIL import Image
 
 from concm.data.images import decode
-from concm.data.photos import UNKNOWN
+from concm.classifier.photos import UNKNOWN
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from concm.data import augment
 from concm.data.transform import Transform
-from concm.losses import supervised_contrast
+from concm.engine.losses import supervised_contrast
 from concm.training.distributed import gather
 from concm.training.recipe import Recipe, Schedule
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from cyclopts import App, Parameter
 
 from concm.errors import ConcmError, Misuse
-from concm.options import complain
+from concm.cli.options import complain
 
 if TYPE_CHECKING:
-    from concm.classifier import Classifier
+    from concm.classifier.classifier import Classifier
 
 Broken = Literal["refuse", "skip"]
 
@@ -34,7 +34,7 @@ class Access:
 
     def open(self, store: Path, seed: int = 0) -> Classifier:
         """The classifier in that folder, made or yet to be made; to be closed."""
-        from concm.classifier import Classifier
+        from concm.classifier.classifier import Classifier
 
         def waiting() -> None:
             complain(f"another process is changing {store}; waiting for it, {self.wait:g} seconds at most")
@@ -100,7 +100,7 @@ def learn(
     if not images and not Path(what).is_dir():
         raise Misuse(f"no folder at {what}; give a folder of class folders, or a class name and then its photos")
     with access.open(store) as zoo:
-        from concm.data.photos import find
+        from concm.classifier.photos import find
 
         begun = time.perf_counter()
         zoo.learn({what: find(images)} if images else what, broken=broken)
@@ -134,7 +134,7 @@ def predict(
     if not images:
         raise Misuse("concm predict takes photos after the store: files, folders or globs")
     from concm.data.images import BrokenPicture
-    from concm.data.photos import find
+    from concm.classifier.photos import find
     from concm.report.classifier import show_prediction
 
     broken = 0
@@ -172,7 +172,7 @@ def show(
     """
     from concm.files import write_whole
     from concm.report import classifier as report
-    from concm.report.text import say
+    from concm.report.tables import say
 
     with access.open(store) as zoo:
         if card is not None:
@@ -217,7 +217,7 @@ def undo(store: Path, /, *, json: bool = False, access: Access = Access()) -> No
     json
         Print the version that is current now as JSON.
     """
-    from concm.report.text import say
+    from concm.report.tables import say
 
     with access.open(store) as zoo:
         line = zoo.undo()
@@ -283,7 +283,7 @@ def export(
     structure
         What the classifier knows now, the second input of that network; by default beside it.
     """
-    from concm.report.text import say
+    from concm.report.tables import say
 
     with access.open(store) as zoo:
         written = zoo.export(onnx, structure)
@@ -310,14 +310,14 @@ def demo_photos(
     seed
         Of the photos that are shown and taught.
     """
-    from concm.demo import groceries
+    from concm.demo.story import groceries
 
     groceries(out, seed=seed, device=access.device)
 
 
 def _told(zoo: Classifier, begun: float, json: bool) -> None:
     """What the newest version is, and what there was to remark."""
-    from concm.report.text import say
+    from concm.report.tables import say
 
     line, seconds = zoo.history[-1], time.perf_counter() - begun
     for remark in zoo.remarks:

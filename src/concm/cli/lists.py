@@ -27,7 +27,7 @@ def attributes(
         A GloVe text file instead of the bundled vectors.
     """
     from concm.data import scenarios
-    from concm.report import text
+    from concm.report import tables as text
     from concm.semantics.overrides import bundled
     from concm.semantics.semantics import Semantics
 
@@ -43,7 +43,7 @@ def attributes(
 def scenarios() -> None:
     """List the bundled scenarios."""
     from concm.data import scenarios as data
-    from concm.report import text
+    from concm.report import tables as text
 
     text.show_scenarios([data.load(name) for name in data.names()])
 
@@ -51,6 +51,6 @@ def scenarios() -> None:
 def backbones() -> None:
     """List the backbones."""
     from concm.backbones import backbones as registered
-    from concm.report import text
+    from concm.report import tables as text
 
     text.show_backbones(registered())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from concm.errors import Misuse, at_least
-from concm.options import Machine, Pictures, changes, given
+from concm.cli.options import Machine, Pictures, changes, given
 from concm.training.recipe import Recipe, Schedule
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ def train(
         Also log for TensorBoard.
     """
     from concm.backbones import find
-    from concm.data.extract import extract
+    from concm.features.extract import extract
     from concm.methods import choose
-    from concm.report import text
+    from concm.report import tables as text
     from concm.training.base_session import BaseSession
 
     machine.accelerator()
@@ -141,10 +141,10 @@ def features(
     at_least(1, batch=batch)
     at_least(0, views=views, seed=seed)
     from concm.backbones.encoder import load
-    from concm.data.extract import extract
-    from concm.data.sessions import draw
+    from concm.features.extract import extract
+    from concm.features.sessions import draw
     from concm.evaluation.controls import average, nearest_mean
-    from concm.report import text
+    from concm.report import tables as text
 
     machine.accelerator()
     encoder = load(backbone, pictures.transform(scenario), mirror=mirror)
@@ -207,8 +207,8 @@ def bank(
     """
     at_least(1, draws=draws)
     at_least(0, seed=seed)
-    from concm.data.bank import bundled, load
-    from concm.report import text
+    from concm.features.bank import bundled, load
+    from concm.report import tables as text
 
     chosen = (load(file) if file else bundled()).vary(way=way, shot=shot, sessions=sessions)
     text.show_bank(chosen, draws=draws, seed=seed, splits=splits, figure=figure)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from concm.memory import class_sums
-from concm.metric import expected_cosine
+from concm.engine.memory import class_sums
+from concm.engine.metric import expected_cosine
 
 if TYPE_CHECKING:
-    from concm.concm import ConCM
+    from concm.engine.concm import ConCM
 
 SHRINKAGE = 5.0
 """Photos that the average class counts for beside a class's own: of the order of variance within over between."""

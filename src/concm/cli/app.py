@@ -7,9 +7,12 @@ import sys
 from cyclopts import App, CycloptsError
 
 from concm import __version__
-from concm.commands import base, bench, lists, photos
+from concm.cli import base
+from concm.cli import bench
+from concm.cli import lists
+from concm.cli import photos
 from concm.errors import ConcmError
-from concm.options import complain
+from concm.cli.options import complain
 
 app = App(
     name="concm",

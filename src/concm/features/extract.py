@@ -14,9 +14,9 @@ from rich.progress import Progress, TaskID
 from torch import Tensor
 
 from concm.backbones.encoder import Encoder
-from concm.data.bank import Bank, Part
+from concm.features.bank import Bank, Part
 from concm.data.dataset import Dataset, ImageSet
-from concm.data.sessions import statistics
+from concm.features.sessions import statistics
 from concm.errors import Misuse, enough_memory
 from concm.progress import bar
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from concm.errors import ConcmError, Misuse, at_least
-from concm.options import Machine
+from concm.cli.options import Machine
 
 
 def bench(
@@ -71,7 +71,8 @@ def bench(
         The GPU if there is one, unless you say otherwise.
     """
     from concm.report import bench as report
-    from concm.report import figures, text
+    from concm.report import figures
+    from concm.report import tables as text
 
     at_least(1, draws=draws, seeds=seeds, jobs=1 if jobs is None else jobs)
     at_least(0, seed=seed)
@@ -127,7 +128,7 @@ def conformance(method: str, /) -> None:
     """
     from concm.evaluation.conformance import run
     from concm.methods import choose, foreign
-    from concm.report import text
+    from concm.report import tables as text
 
     choice = foreign(method) or choose(method)
     broken = 0
@@ -142,6 +143,6 @@ def conformance(method: str, /) -> None:
 def methods() -> None:
     """List the methods."""
     from concm.methods import entries
-    from concm.report import text
+    from concm.report import tables as text
 
     text.show_methods(list(entries().values()))

@@ -11,9 +11,9 @@ from rich.table import Table
 
 from concm.backbones import Backbone
 from concm.backbones.encoder import Encoder
-from concm.data.bank import Bank
+from concm.features.bank import Bank
 from concm.data.scenarios import Scenario
-from concm.data.sessions import draw, published
+from concm.features.sessions import draw, published
 from concm.evaluation.controls import METRICS, nearest_mean
 from concm.methods import Entry
 from concm.progress import track

@@ -10,14 +10,14 @@ from typing import Literal
 
 import numpy as np
 
-from concm.classifier import Classifier
-from concm.data import groceries as shop
-from concm.data.photos import UNKNOWN
-from concm.evaluation.photos import Evaluation
+from concm.classifier.classifier import Classifier
+from concm.demo import groceries as shop
+from concm.classifier.photos import UNKNOWN
+from concm.classifier.evaluation import Evaluation
 from concm.files import write_whole
 from concm.report.page import Chapter, Shown, render, thumbnail
-from concm.report.text import say
-from concm.store import Store
+from concm.report.tables import say
+from concm.classifier.store import Store
 
 BASE = 8
 SHOTS = 5

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concm.confidence import Confidence
+from concm.classifier.confidence import Confidence
 from concm.errors import ConcmError
 from concm.evaluation.metrics import accuracies, confusion
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concm import database
+from concm.classifier import database
 from concm.errors import ConcmError
 from concm.files import load_tensors, replacing, save_tensors
 

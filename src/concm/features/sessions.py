@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from concm.data.bank import Bank
+from concm.features.bank import Bank
 from concm.errors import ConcmError
 
 if TYPE_CHECKING:

@@ -26,20 +26,20 @@ from torch import Tensor
 from concm import __version__, backbones
 from concm.backbones import encoder as encoders
 from concm.backbones.encoder import Encoder
-from concm.concm import ConCM
-from concm.confidence import Confidence, Usual
+from concm.engine.concm import ConCM
+from concm.classifier.confidence import Confidence, Usual
 from concm.data.images import Broken, BrokenPicture
-from concm.data.lesson import Lesson
-from concm.data.photos import UNKNOWN, Picture, by_class, find, printable
+from concm.classifier.lesson import Lesson
+from concm.classifier.photos import UNKNOWN, Picture, by_class, find, printable
 from concm.data.scenarios import natural
-from concm.data.stream import encoded
+from concm.classifier.stream import encoded
 from concm.errors import ConcmError, Misuse
-from concm.evaluation.photos import Evaluation
-from concm.evaluation.photos import evaluate as measure
-from concm.head import Head
-from concm.rehearsal import rehearse
-from concm.settings import Settings
-from concm.store import Change, ClassRow, Store, VersionRow
+from concm.classifier.evaluation import Evaluation
+from concm.classifier.evaluation import evaluate as measure
+from concm.engine.head import Head
+from concm.classifier.rehearsal import rehearse
+from concm.engine.settings import Settings
+from concm.classifier.store import Change, ClassRow, Store, VersionRow
 
 BACKBONE = "efficientnet_lite0"
 UNKNOWN_RATE = 0.05
@@ -288,7 +288,7 @@ class Classifier:
         self, onnx: str | os.PathLike[str] | None = None, structure: str | os.PathLike[str] | None = None
     ) -> list[Path]:
         """Write the network as ONNX, and what it knows now as a structure file (beside it, unless said otherwise)."""
-        from concm import export
+        from concm.classifier import export
 
         if onnx is None and structure is None:
             raise Misuse("export writes an ONNX file, a structure file, or both: say where to")

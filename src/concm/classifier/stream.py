@@ -18,7 +18,7 @@ from torch import Tensor
 
 from concm.backbones.encoder import Encoder
 from concm.data.images import PIXELS_VERSION, BrokenPicture, cache_folder, in_threads
-from concm.data.photos import Photo, Picture, called
+from concm.classifier.photos import Photo, Picture, called
 
 BATCH = 32
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 
 Around = Literal["exemplars", "prototype"]
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from concm import backbones
 from concm.data import augment
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 from concm.data.transform import Transform
 from concm.errors import Misuse
-from concm.methods.learner import Learner
+from concm.methods.base import Learner
 
 
 class PictureLearner(Learner):

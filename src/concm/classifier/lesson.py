@@ -11,9 +11,9 @@ from torch import Tensor
 
 from concm.backbones.encoder import Encoder
 from concm.data.images import Broken, BrokenPicture
-from concm.data.photos import Picture
-from concm.data.sessions import Session, as_base
-from concm.data.stream import Encoded, encoded
+from concm.classifier.photos import Picture
+from concm.features.sessions import Session, as_base
+from concm.classifier.stream import Encoded, encoded
 from concm.errors import ConcmError, Misuse
 
 

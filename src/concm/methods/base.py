@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from concm.data.sessions import Session
+from concm.features.sessions import Session
 
 
 class Learner:

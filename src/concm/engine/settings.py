@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from concm.calibration import CalibrationSettings
+from concm.engine.calibration import CalibrationSettings
 from concm.errors import Misuse
-from concm.memory import Around
+from concm.engine.memory import Around
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The stories of `concm demo`, told on real photos."""

@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from concm import backbones
+from concm.cli.options import Machine
 from concm.data import augment, scenarios
 from concm.data.dataset import Dataset as Pictures
 from concm.data.dataset import ImageSet
-from concm.cli.options import Machine
 from concm.training.base_session import BaseSession
 from concm.training.objective import Stage, TwoViews
 from concm.training.recipe import Recipe

@@ -17,9 +17,9 @@ import torch
 
 from concm.engine.calibration import agreement
 from concm.engine.concm import ConCM
+from concm.engine.memory import class_statistics
 from concm.features.bank import Bank, bundled, load
 from concm.features.sessions import draw, sessions
-from concm.engine.memory import class_statistics
 from concm.methods import choose
 
 

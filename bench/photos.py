@@ -25,9 +25,9 @@ import torch
 import torch.nn.functional as F
 
 from concm.classifier.classifier import Classifier
-from concm.data import scenarios
 from concm.classifier.photos import by_class
 from concm.classifier.stream import Encoded, encoded
+from concm.data import scenarios
 from concm.evaluation.metrics import accuracies, confusion
 
 CONCM = str(Path(sys.executable).with_name("concm"))

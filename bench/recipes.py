@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from concm.features.extract import extract
-from concm.data.scenarios import nearest
-from concm.features.sessions import draw
-from concm.evaluation.protocol import run
-from concm.methods.ncm import NCM
 from concm.cli.options import Machine, Pictures
+from concm.data.scenarios import nearest
+from concm.evaluation.protocol import run
+from concm.features.extract import extract
+from concm.features.sessions import draw
+from concm.methods.ncm import NCM
 from concm.training.base_session import BaseSession
 from concm.training.recipe import Recipe
 

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from concm.engine.concm import ConCM
-from concm.data import scenarios
-from concm.features.sessions import Session
 from concm.cli.options import Machine
+from concm.data import scenarios
+from concm.engine.concm import ConCM
+from concm.features.sessions import Session
 
 DIMENSION, IMAGES, SHOTS, VIEWS, WAY, SESSIONS = 512, 30, 5, 3, 50, 8
 

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from concm.cli.options import Machine
 from concm.engine import projector
-from concm.features.bank import bundled
-from concm.features.sessions import draw
 from concm.evaluation.protocol import run
 from concm.evaluation.results import summary
+from concm.features.bank import bundled
+from concm.features.sessions import draw
 from concm.methods import choose
-from concm.cli.options import Machine
 
 
 def plain_loop(

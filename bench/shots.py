@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from concm.engine.concm import ConCM
-from concm.features.bank import Bank, load
-from concm.features.sessions import draw, sessions
 from concm.errors import Misuse
 from concm.evaluation.metrics import harmonic, trade_off
+from concm.features.bank import Bank, load
+from concm.features.sessions import draw, sessions
 
 SHOTS = (1, 2, 3, 5, 10, 15)
 GRID = np.round(np.linspace(-0.1, 0.3, 81), 3)

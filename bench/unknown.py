@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from concm.engine.concm import ConCM
 from concm.classifier.confidence import Confidence, likeness
+from concm.classifier.evaluation import Evaluation, evaluate
+from concm.classifier.rehearsal import Plan, rehearse
+from concm.engine.concm import ConCM
 from concm.features import bank as banks
 from concm.features.bank import Bank
 from concm.features.sessions import draw, sessions
-from concm.classifier.evaluation import Evaluation, evaluate
-from concm.classifier.rehearsal import Plan, rehearse
 
 
 def play(bank: Bank, plan: Plan, seed: int, rate: float) -> list[tuple[Evaluation, dict[str, float]]]:

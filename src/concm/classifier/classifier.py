@@ -26,20 +26,20 @@ from torch import Tensor
 from concm import __version__, backbones
 from concm.backbones import encoder as encoders
 from concm.backbones.encoder import Encoder
-from concm.engine.concm import ConCM
 from concm.classifier.confidence import Confidence, Usual
-from concm.data.images import Broken, BrokenPicture
-from concm.classifier.lesson import Lesson
-from concm.classifier.photos import UNKNOWN, Picture, by_class, find, printable
-from concm.data.scenarios import natural
-from concm.classifier.stream import encoded
-from concm.errors import ConcmError, Misuse
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.evaluation import evaluate as measure
-from concm.engine.head import Head
+from concm.classifier.lesson import Lesson
+from concm.classifier.photos import UNKNOWN, Picture, by_class, find, printable
 from concm.classifier.rehearsal import rehearse
-from concm.engine.settings import Settings
 from concm.classifier.store import Change, ClassRow, Store, VersionRow
+from concm.classifier.stream import encoded
+from concm.data.images import Broken, BrokenPicture
+from concm.data.scenarios import natural
+from concm.engine.concm import ConCM
+from concm.engine.head import Head
+from concm.engine.settings import Settings
+from concm.errors import ConcmError, Misuse
 
 BACKBONE = "efficientnet_lite0"
 UNKNOWN_RATE = 0.05

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from concm.backbones.encoder import Encoder
-from concm.engine.concm import ConCM
 from concm.classifier.confidence import Confidence
+from concm.engine.concm import ConCM
+from concm.engine.head import Head
 from concm.errors import Misuse
 from concm.files import replacing, save_tensors
-from concm.engine.head import Head
 
 KIND = "concm-structure-1"
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)

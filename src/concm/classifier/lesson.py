@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from concm.backbones.encoder import Encoder
-from concm.data.images import Broken, BrokenPicture
 from concm.classifier.photos import Picture
-from concm.features.sessions import Session, as_base
 from concm.classifier.stream import Encoded, encoded
+from concm.data.images import Broken, BrokenPicture
 from concm.errors import ConcmError, Misuse
+from concm.features.sessions import Session, as_base
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.engine.concm import ConCM
 from concm.classifier.confidence import SHRINKAGE, Usual, expected_scores, likeness
-from concm.features.sessions import Session, as_base
-from concm.evaluation.metrics import accuracies, confusion
+from concm.engine.concm import ConCM
 from concm.engine.memory import class_sums
-from concm.progress import track
 from concm.engine.settings import Settings
+from concm.evaluation.metrics import accuracies, confusion
+from concm.features.sessions import Session, as_base
+from concm.progress import track
 
 SHOTS = 5
 ENOUGH_CLASSES = 20

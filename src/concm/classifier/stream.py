@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from concm.backbones.encoder import Encoder
-from concm.data.images import PIXELS_VERSION, BrokenPicture, cache_folder, in_threads
 from concm.classifier.photos import Photo, Picture, called
+from concm.data.images import PIXELS_VERSION, BrokenPicture, cache_folder, in_threads
 
 BATCH = 32
 

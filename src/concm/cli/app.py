@@ -7,12 +7,9 @@ import sys
 from cyclopts import App, CycloptsError
 
 from concm import __version__
-from concm.cli import base
-from concm.cli import bench
-from concm.cli import lists
-from concm.cli import photos
-from concm.errors import ConcmError
+from concm.cli import base, bench, lists, photos
 from concm.cli.options import complain
+from concm.errors import ConcmError
 
 app = App(
     name="concm",

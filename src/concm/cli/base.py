@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from concm.errors import Misuse, at_least
 from concm.cli.options import Machine, Pictures, changes, given
+from concm.errors import Misuse, at_least
 from concm.training.recipe import Recipe, Schedule
 
 if TYPE_CHECKING:
@@ -141,9 +141,9 @@ def features(
     at_least(1, batch=batch)
     at_least(0, views=views, seed=seed)
     from concm.backbones.encoder import load
+    from concm.evaluation.controls import average, nearest_mean
     from concm.features.extract import extract
     from concm.features.sessions import draw
-    from concm.evaluation.controls import average, nearest_mean
     from concm.report import tables as text
 
     machine.accelerator()

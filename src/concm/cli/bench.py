@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from concm.errors import ConcmError, Misuse, at_least
 from concm.cli.options import Machine
+from concm.errors import ConcmError, Misuse, at_least
 
 
 def bench(

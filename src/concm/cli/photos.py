@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cyclopts import App, Parameter
 
-from concm.errors import ConcmError, Misuse
 from concm.cli.options import complain
+from concm.errors import ConcmError, Misuse
 
 if TYPE_CHECKING:
     from concm.classifier.classifier import Classifier
@@ -133,8 +133,8 @@ def predict(
     """
     if not images:
         raise Misuse("concm predict takes photos after the store: files, folders or globs")
-    from concm.data.images import BrokenPicture
     from concm.classifier.photos import find
+    from concm.data.images import BrokenPicture
     from concm.report.classifier import show_prediction
 
     broken = 0

@@ -11,13 +11,13 @@ from typing import Literal
 import numpy as np
 
 from concm.classifier.classifier import Classifier
-from concm.demo import groceries as shop
-from concm.classifier.photos import UNKNOWN
 from concm.classifier.evaluation import Evaluation
+from concm.classifier.photos import UNKNOWN
+from concm.classifier.store import Store
+from concm.demo import groceries as shop
 from concm.files import write_whole
 from concm.report.page import Chapter, Shown, render, thumbnail
 from concm.report.tables import say
-from concm.classifier.store import Store
 
 BASE = 8
 SHOTS = 5

@@ -14,22 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.engine import calibration
-from concm.engine import geometry
-from concm.engine import losses
-from concm.engine import projector
+from concm.engine import calibration, geometry, losses, projector
 from concm.engine.calibration import Calibrator
-from concm.features.sessions import Session
-from concm.errors import Misuse
 from concm.engine.head import Head
 from concm.engine.memory import Memory, Sampler, class_statistics, class_sums, spread
-from concm.methods import method
-from concm.methods.base import restore
 from concm.engine.metric import Metric, expected_cosine
 from concm.engine.projector import Projector
+from concm.engine.settings import Settings
+from concm.errors import Misuse
+from concm.features.sessions import Session
+from concm.methods import method
+from concm.methods.base import restore
 from concm.semantics.overrides import bundled
 from concm.semantics.semantics import Semantics
-from concm.engine.settings import Settings
 
 
 @method(

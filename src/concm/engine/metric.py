@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.features.sessions import Session
 from concm.engine.memory import class_sums
+from concm.features.sessions import Session
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from concm.engine.calibration import CalibrationSettings
-from concm.errors import Misuse
 from concm.engine.memory import Around
+from concm.errors import Misuse
 
 
 @dataclass(frozen=True)

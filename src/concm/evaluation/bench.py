@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 
-from concm.features.bank import Bank, bundled, load
-from concm.features.sessions import Shots, draw, published
+from concm.cli.options import complain
 from concm.errors import ConcmError
 from concm.evaluation import results
 from concm.evaluation.protocol import run
 from concm.evaluation.results import Result
+from concm.features.bank import Bank, bundled, load
+from concm.features.sessions import Shots, draw, published
 from concm.methods import PICTURES, Choice, choose
-from concm.cli.options import complain
 from concm.progress import bar
 
 Listener = Callable[[str, int, dict[str, float]], None]

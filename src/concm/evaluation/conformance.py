@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from concm.features.bank import Bank, Part
 from concm.data.scenarios import of_folder
-from concm.features.sessions import Session, draw, sessions
 from concm.errors import Misuse
 from concm.evaluation.worlds import ANIMALS, BASE, World
+from concm.features.bank import Bank, Part
+from concm.features.sessions import Session, draw, sessions
 from concm.files import load_tensors, save_tensors
 from concm.methods import EXEMPLARS, NAMES, PICTURES, POOL, TOTAL, VIEWS, Choice, Method
 

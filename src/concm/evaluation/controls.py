@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from concm.evaluation.protocol import run
 from concm.features.bank import Bank
 from concm.features.sessions import Shots
-from concm.evaluation.protocol import run
 from concm.methods.ncm import NCM
 
 METHODS = ("ncm", "ncm_bias")

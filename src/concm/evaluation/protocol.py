@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from concm.evaluation.metrics import accuracies, class_means, confusion, trade_off
 from concm.features.bank import Bank
 from concm.features.sessions import Shots, sessions
-from concm.evaluation.metrics import accuracies, class_means, confusion, trade_off
 from concm.methods import Method
 
 BIASES = np.round(

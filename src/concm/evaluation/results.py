@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from concm import __version__
-from concm.features.bank import Bank
 from concm.errors import ConcmError
 from concm.evaluation.metrics import novel_at
+from concm.features.bank import Bank
 from concm.files import write_whole
 from concm.methods import Choice, Method
 

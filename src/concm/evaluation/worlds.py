@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from concm.backbones import find
 from concm.backbones.encoder import Encoder, Reading
 from concm.data.augment import RANDOMS
-from concm.features.sessions import Session, as_base
 from concm.data.transform import Transform
+from concm.features.sessions import Session, as_base
 from concm.methods import PICTURES, Choice
 from concm.training.objective import Objective, Stage, TwoViews
 from concm.training.recipe import Recipe

@@ -14,10 +14,10 @@ from rich.progress import Progress, TaskID
 from torch import Tensor
 
 from concm.backbones.encoder import Encoder
-from concm.features.bank import Bank, Part
 from concm.data.dataset import Dataset, ImageSet
-from concm.features.sessions import statistics
 from concm.errors import Misuse, enough_memory
+from concm.features.bank import Bank, Part
+from concm.features.sessions import statistics
 from concm.progress import bar
 
 

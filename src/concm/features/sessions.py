@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from concm.features.bank import Bank
 from concm.errors import ConcmError
+from concm.features.bank import Bank
 
 if TYPE_CHECKING:
     from concm.backbones.encoder import Encoder

@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.features.sessions import Session
-from concm.errors import Misuse
-from concm.methods import method
 from concm.engine.descent import descend
-from concm.methods.imprint import BaseTraining, learned_rows
+from concm.errors import Misuse
+from concm.features.sessions import Session
+from concm.methods import method
 from concm.methods.base import Learner, class_means
+from concm.methods.imprint import BaseTraining, learned_rows
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from concm.backbones import opened
-from concm.features.sessions import Session
-from concm.errors import Misuse
-from concm.methods import EXEMPLARS, PICTURES, method
 from concm.engine.descent import descend, paced
+from concm.errors import Misuse
+from concm.features.sessions import Session
+from concm.methods import EXEMPLARS, PICTURES, method
 from concm.methods.imprint import BaseTraining, classifier, imprinted
 from concm.methods.picture_base import PictureLearner
 

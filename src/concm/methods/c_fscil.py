@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concm.features.sessions import Session
-from concm.errors import Misuse
-from concm.methods import method
-from concm.methods.cec import draw_each
 from concm.engine.descent import descend, falling
+from concm.errors import Misuse
+from concm.features.sessions import Session
+from concm.methods import method
 from concm.methods.base import Learner, class_means
+from concm.methods.cec import draw_each
 
 
 @dataclass(frozen=True)

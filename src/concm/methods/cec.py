@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concm.features.sessions import Session
-from concm.errors import Misuse
-from concm.methods import method
 from concm.engine.descent import descend, falling
+from concm.errors import Misuse
+from concm.features.sessions import Session
+from concm.methods import method
 from concm.methods.base import Learner, class_means
 
 DROPOUT = 0.5

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from concm.data import augment
-from concm.errors import Misuse
 from concm.engine.losses import supervised_contrast
+from concm.errors import Misuse
 from concm.methods import method
 from concm.methods.ncm import NCM
 from concm.training.distributed import gather

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from concm.backbones import opened
 from concm.data import augment
-from concm.features.sessions import Session
 from concm.errors import Misuse
+from concm.features.sessions import Session
 from concm.methods import TOTAL, method
 from concm.methods.ncm import NCM
 from concm.training.distributed import gather

@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.features.sessions import Session
-from concm.errors import Misuse
-from concm.methods import EXEMPLARS, PICTURES, method
 from concm.engine.descent import descend
+from concm.errors import Misuse
+from concm.features.sessions import Session
+from concm.methods import EXEMPLARS, PICTURES, method
 from concm.methods.picture_base import PictureLearner
 
 

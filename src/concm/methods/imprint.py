@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.features.sessions import Session
-from concm.errors import Misuse
-from concm.methods import method
 from concm.engine.descent import descend, warmed_cosine
+from concm.errors import Misuse
+from concm.features.sessions import Session
+from concm.methods import method
 from concm.methods.base import Learner
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.features.sessions import Session
 from concm.errors import Misuse
+from concm.features.sessions import Session
 from concm.methods import POOL, method
-from concm.methods.imprint import BaseTraining, learned_rows
 from concm.methods.base import Learner
+from concm.methods.imprint import BaseTraining, learned_rows
 
 
 @dataclass(frozen=True)

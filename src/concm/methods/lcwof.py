@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.features.sessions import Session
-from concm.errors import Misuse
-from concm.methods import EXEMPLARS, PICTURES, method
 from concm.engine.descent import descend, paced
+from concm.errors import Misuse
+from concm.features.sessions import Session
+from concm.methods import EXEMPLARS, PICTURES, method
 from concm.methods.imprint import BaseTraining, classifier, imprinted
 from concm.methods.picture_base import PictureLearner
 

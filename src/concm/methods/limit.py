@@ -15,8 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from concm.features.sessions import Session
 from concm.errors import Misuse
+from concm.features.sessions import Session
 from concm.methods import method
 from concm.methods.cec import Evolving, draw_each
 

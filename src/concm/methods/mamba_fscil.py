@@ -28,13 +28,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concm.engine import geometry
 from concm.backbones import opened
 from concm.data import augment
-from concm.features.sessions import Session
-from concm.errors import Misuse
-from concm.methods import TOTAL, method
+from concm.engine import geometry
 from concm.engine.descent import descend, warmed_cosine
+from concm.errors import Misuse
+from concm.features.sessions import Session
+from concm.methods import TOTAL, method
 from concm.methods.base import Learner, class_means
 from concm.methods.nc_fscil import balance
 from concm.training.distributed import gather

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.features.sessions import Session
 from concm.errors import Misuse
+from concm.features.sessions import Session
 from concm.methods import TOTAL, method
 from concm.methods.c_fscil import Hyperdimensional, softabs
 

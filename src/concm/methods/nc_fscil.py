@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from concm.engine import geometry
-from concm.features.sessions import Session
-from concm.errors import Misuse
-from concm.methods import TOTAL, method
 from concm.engine.descent import descend, warmed_cosine
+from concm.errors import Misuse
+from concm.features.sessions import Session
+from concm.methods import TOTAL, method
 from concm.methods.base import Learner, class_means
 
 

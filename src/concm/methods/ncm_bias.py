@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.features.sessions import Session
 from concm.evaluation.metrics import trade_off
+from concm.features.sessions import Session
 from concm.methods import method
 from concm.methods.ncm import NCM
 

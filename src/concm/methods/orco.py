@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from concm.engine import geometry
-from concm.features.sessions import Session
-from concm.errors import Misuse
-from concm.engine.losses import supervised_contrast
-from concm.methods import EXEMPLARS, TOTAL, VIEWS, method
 from concm.engine.descent import descend, warmed_cosine
+from concm.engine.losses import supervised_contrast
+from concm.errors import Misuse
+from concm.features.sessions import Session
+from concm.methods import EXEMPLARS, TOTAL, VIEWS, method
 from concm.methods.base import Learner
 
 

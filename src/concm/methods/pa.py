@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from concm.data import augment
-from concm.features.sessions import Session
-from concm.errors import Misuse
-from concm.methods import NAMES, method
 from concm.engine.descent import descend, warmed_cosine
+from concm.errors import Misuse
+from concm.features.sessions import Session
+from concm.methods import NAMES, method
 from concm.methods.base import Learner, class_means
 from concm.semantics.families import family
 from concm.training.objective import Objective, Stage

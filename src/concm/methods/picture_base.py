@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from concm import backbones
 from concm.data import augment
-from concm.features.sessions import Session
 from concm.data.transform import Transform
 from concm.errors import Misuse
+from concm.features.sessions import Session
 from concm.methods.base import Learner
 
 

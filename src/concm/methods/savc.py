@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from concm.data import augment
-from concm.features.sessions import Session
 from concm.errors import Misuse
+from concm.features.sessions import Session
 from concm.methods import method
 from concm.methods.base import class_means
 from concm.methods.ncm import NCM

@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.table import Table
 
-from concm.features.bank import Bank
 from concm.errors import ConcmError
 from concm.evaluation import published
 from concm.evaluation.results import Result, above, aggregate
+from concm.features.bank import Bank
 from concm.files import write_whole
 from concm.report.tables import print_whole, say
 

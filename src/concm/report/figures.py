@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from concm.features.bank import Bank
 from concm.data.scenarios import Scenario
 from concm.errors import ConcmError
 from concm.evaluation import published
+from concm.features.bank import Bank
 from concm.files import replacing
 
 COLOURS = ("#cc3311", "#222222", "#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee")

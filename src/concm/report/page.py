@@ -11,8 +11,8 @@ from itertools import groupby
 
 from PIL import Image
 
-from concm.data.images import decode
 from concm.classifier.photos import UNKNOWN
+from concm.data.images import decode
 
 
 @dataclass(frozen=True)

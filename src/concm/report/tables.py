@@ -11,10 +11,10 @@ from rich.table import Table
 
 from concm.backbones import Backbone
 from concm.backbones.encoder import Encoder
-from concm.features.bank import Bank
 from concm.data.scenarios import Scenario
-from concm.features.sessions import draw, published
 from concm.evaluation.controls import METRICS, nearest_mean
+from concm.features.bank import Bank
+from concm.features.sessions import draw, published
 from concm.methods import Entry
 from concm.progress import track
 from concm.report.figures import by_session

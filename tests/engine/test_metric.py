@@ -1,0 +1,214 @@
+"""The metric whitens what varies within classes, and leaves everything else as it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from concm.engine.metric import Metric
+from concm.features.sessions import Session
+
+DIMENSION = 5
+TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+seeds = st.integers(0, 10**6)
+shrinkages = st.floats(0.01, 100)
+
+
+def base_session(
+    *, classes: int = 4, images: int = 30, dtype: torch.dtype = torch.float64, seed: int = 0, loud: float = 1.0
+) -> Session:
+    """Classes whose images differ in some directions more than in others, `loud` times as much in the first."""
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.arange(classes).repeat(images)
+    centres = 3 * torch.randn(classes, DIMENSION, generator=random, dtype=torch.float64)
+    noise = torch.randn(len(labels), DIMENSION, generator=random, dtype=torch.float64)
+    mixing = torch.randn(DIMENSION, DIMENSION, generator=random, dtype=torch.float64)
+    noise = noise @ mixing
+    noise[:, 0] *= loud
+    features = (centres[labels] + noise).to(dtype)
+    views = features[:, None] + 0.1 * torch.randn(len(labels), 2, DIMENSION, generator=random, dtype=dtype)
+    mean = torch.stack([features[labels == label].mean(0) for label in range(classes)])
+    std = torch.stack([features[labels == label].std(0, correction=0) for label in range(classes)])
+    names = tuple(f"class {label}" for label in range(classes))
+    counts = torch.full((classes,), 500)
+    return Session(0, range(classes), names, features, labels, views, mean, std, counts)
+
+
+def novel_session(dtype: torch.dtype = torch.float64) -> Session:
+    features = torch.randn(6, DIMENSION, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    return Session(1, range(4, 6), ("e", "f"), features, torch.tensor([5, 4, 4, 5, 5, 4]), features[:, None] + 1)
+
+
+def slow_within(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The covariance of what each image differs from its class's mean, one image at a time."""
+    total = torch.zeros(DIMENSION, DIMENSION, dtype=torch.float64)
+    for label in set(labels.tolist()):
+        own = features[labels == label].double()
+        for image in own:
+            total += torch.outer(image - own.mean(0), image - own.mean(0))
+    return total / (len(features) - len(set(labels.tolist())))
+
+
+def cosines(vectors: torch.Tensor) -> torch.Tensor:
+    unit = F.normalize(vectors, dim=-1)
+    return unit @ unit.T
+
+
+@TYPES
+@given(seed=seeds, shrinkage=shrinkages, length=st.floats(1e-3, 1e3))
+def test_it_gives_unit_vectors_of_the_features_type_whatever_their_length(dtype, seed, shrinkage, length):
+    base = base_session(dtype=dtype, seed=seed)
+    metric = Metric.whitening(base, shrinkage)
+    for features in (base.features, base.views, base.mean):
+        found = metric(features)
+        assert found.shape == features.shape
+        assert found.dtype == dtype
+        assert torch.allclose(found.norm(dim=-1), torch.ones(features.shape[:-1], dtype=dtype), atol=1e-5)
+        assert torch.allclose(metric(length * features), found, atol=1e-4)
+
+
+@TYPES
+def test_without_shrinkage_images_of_a_class_vary_alike_in_all_directions(dtype):
+    base = base_session(images=200, dtype=dtype, loud=5.0)
+    unit = F.normalize(base.features, dim=-1)
+    before = slow_within(unit, base.labels)
+    after = slow_within(unit @ Metric.whitening(base, 0.0).matrix, base.labels)
+    level = after.diagonal().mean()
+    same = level * torch.eye(DIMENSION, dtype=torch.float64)
+    assert torch.allclose(after, same, atol=1e-4 * level)
+    assert not torch.allclose(before, before.diagonal().mean() * torch.eye(DIMENSION, dtype=torch.float64), rtol=0.5)
+
+
+@given(seed=seeds, shrinkage=shrinkages)
+def test_it_is_the_inverse_root_of_the_shrunk_covariance(seed, shrinkage):
+    base = base_session(seed=seed)
+    within = slow_within(F.normalize(base.features, dim=-1), base.labels)
+    shrunk = within + shrinkage * within.diagonal().mean() * torch.eye(DIMENSION)
+    matrix = Metric.whitening(base, shrinkage).matrix
+    found = matrix @ shrunk @ matrix
+    assert torch.allclose(matrix, matrix.T, atol=1e-10)
+    assert (torch.linalg.eigvalsh(matrix) > 0).all()
+    assert torch.allclose(found / found[0, 0], torch.eye(DIMENSION, dtype=torch.float64), atol=1e-8)
+
+
+@TYPES
+def test_strong_shrinkage_leaves_cosines_as_they_are(dtype):
+    base = base_session(dtype=dtype, loud=5.0)
+    found = Metric.whitening(base, 1e7)
+    assert torch.allclose(cosines(found(base.features)), cosines(base.features), atol=1e-5)
+    assert not torch.allclose(cosines(Metric.whitening(base, 0.1)(base.features)), cosines(base.features), atol=0.1)
+
+
+@given(seed=seeds)
+def test_the_more_it_is_shrunk_the_less_it_distorts(seed):
+    base = base_session(seed=seed)
+    ranges = [torch.linalg.cond(Metric.whitening(base, shrinkage).matrix) for shrinkage in (0.0, 0.1, 1.0, 10.0, 100.0)]
+    assert ranges == sorted(ranges, reverse=True)
+    assert 1 <= ranges[-1] < ranges[0]
+
+
+@TYPES
+@pytest.mark.parametrize("shrinkage", [0.0, 10.0])
+def test_one_image_a_class_leaves_the_plain_cosine(shrinkage, dtype):
+    base = base_session(classes=6, images=1, dtype=dtype)
+    metric = Metric.whitening(base, shrinkage)
+    assert torch.equal(metric.matrix, torch.eye(DIMENSION, dtype=dtype))
+    assert torch.allclose(cosines(metric(base.features)), cosines(base.features), atol=1e-6)
+
+
+@given(seed=seeds, shrinkage=st.sampled_from([0.0, 0.1, 10.0]))
+def test_rotating_all_features_rotates_what_comes_out(seed, shrinkage):
+    base = base_session(seed=seed)
+    noise = torch.randn(DIMENSION, DIMENSION, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rotation = torch.linalg.qr(noise).Q
+    turned = replace(base, features=base.features @ rotation)
+    here, there = Metric.whitening(base, shrinkage), Metric.whitening(turned, shrinkage)
+    assert torch.allclose(there(turned.features), here(base.features) @ rotation, atol=1e-7)
+    assert torch.allclose(cosines(there(turned.features)), cosines(here(base.features)), atol=1e-7)
+
+
+@given(seed=seeds, random=st.randoms(use_true_random=False))
+def test_neither_the_order_of_the_images_nor_their_length_matters(seed, random):
+    base = base_session(seed=seed)
+    order = list(range(len(base.labels)))
+    random.shuffle(order)
+    lengths = torch.tensor([random.uniform(0.1, 10) for _ in order], dtype=torch.float64)[:, None]
+    mixed = replace(base, features=lengths * base.features[order], labels=base.labels[order])
+    assert torch.allclose(Metric.whitening(mixed, 1.0).matrix, Metric.whitening(base, 1.0).matrix, atol=1e-10)
+
+
+def test_in_a_direction_in_which_images_of_a_class_differ_a_difference_counts_less():
+    base = base_session(images=300, loud=8.0)
+    metric = Metric.whitening(base, 0.1)
+    shots = torch.stack([base.features[base.labels == label][:2].mean(0) for label in base.classes])
+
+    def share_right(queries: torch.Tensor, prototypes: torch.Tensor) -> float:
+        predicted = (F.normalize(queries, dim=-1) @ F.normalize(prototypes, dim=-1).T).argmax(1)
+        return float((predicted == base.labels).double().mean())
+
+    assert share_right(metric(base.features), metric(shots)) > share_right(base.features, shots) + 0.1
+
+
+@TYPES
+def test_a_base_session_keeps_statistics_as_the_metric_sees_them(dtype):
+    base = base_session(dtype=dtype)
+    metric = Metric.whitening(base, 1.0)
+    seen = metric.apply(base)
+    assert torch.equal(seen.features, metric(base.features))
+    assert torch.equal(seen.views, metric(base.views))
+    assert torch.equal(seen.mean, metric(base.mean))
+    assert torch.allclose(seen.mean.norm(dim=1), torch.ones(4, dtype=dtype), atol=1e-5)
+    assert seen.std.shape == base.std.shape
+    assert seen.std.dtype == dtype
+    for label in base.classes:
+        own = seen.features[base.labels == label]
+        variance = sum((image - own.mean(0)) ** 2 for image in own) / len(own)
+        assert torch.allclose(seen.std[label], variance.sqrt(), atol=1e-5)
+    assert torch.equal(seen.counts, base.counts)
+    assert (seen.index, seen.classes, seen.names) == (base.index, base.classes, base.names)
+    assert torch.equal(seen.labels, base.labels)
+
+
+@TYPES
+def test_a_novel_session_gets_no_statistics(dtype):
+    metric = Metric.whitening(base_session(dtype=dtype), 1.0)
+    session = novel_session(dtype)
+    seen = metric.apply(session)
+    assert seen.mean is seen.std is seen.counts is None
+    assert torch.equal(seen.features, metric(session.features))
+    assert torch.equal(seen.views, metric(session.views))
+    assert torch.equal(seen.labels, session.labels)
+    assert (seen.index, seen.classes, seen.names) == (1, range(4, 6), ("e", "f"))
+
+
+def test_sessions_without_views_stay_without():
+    base = replace(base_session(), views=None)
+    metric = Metric.whitening(base, 1.0)
+    assert metric.apply(base).views is None
+    assert metric.apply(replace(novel_session(), views=None)).views is None
+
+
+def test_it_changes_nothing_in_place():
+    base = base_session()
+    before = {name: value.clone() for name, value in vars(base).items() if torch.is_tensor(value)}
+    Metric.whitening(base, 1.0).apply(base)
+    assert all(torch.equal(getattr(base, name), value) for name, value in before.items())
+
+
+def test_without_shrinkage_values_that_are_always_zero_do_no_harm():
+    base = base_session()
+    base.features[:, 1:4] = 0
+    assert Metric.whitening(base, 0.0)(base.features).isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:std\\(\\)")
+def test_a_base_class_of_which_no_image_is_at_hand_has_a_finite_spread():
+    base = base_session()
+    rest = base.labels != 1
+    base = replace(base, features=base.features[rest], labels=base.labels[rest], views=base.views[rest])
+    assert Metric.whitening(base, 1.0).apply(base).std.isfinite().all()

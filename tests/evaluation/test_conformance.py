@@ -1,0 +1,162 @@
+"""Every registered method keeps the contract, and the suite catches those that do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from concm.evaluation import conformance
+from concm.evaluation.conformance import CHECKS
+from concm.evaluation.worlds import World
+from concm.methods import Choice, Entry, _registered, choose, entries
+from concm.methods.base import Learner, class_means
+from concm.methods.ncm import NCM
+from tests.support.tiny import call, sentence
+
+torch.set_num_threads(1)  # bit for bit only holds for one number of threads
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", entries())
+def test_every_method_keeps_the_contract(name, check):
+    check(choose(name))
+
+
+class Shuffles(NCM):
+    def learn(self, session):
+        super().learn(session)
+        self.prototypes = self.prototypes.flip(0)
+
+
+class Deaf(NCM):
+    def learn(self, session):
+        self.prototypes = torch.cat([self.prototypes, -torch.ones(len(session.classes), self.dimension)])
+
+
+class Stuck(NCM):
+    def learn(self, session):
+        pass
+
+
+class Moody(NCM):
+    def scores(self, features):
+        return super().scores(features) + 1e-3 * torch.rand(1)
+
+
+class Forgetful(NCM):
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.prototypes = self.prototypes + 1e-6
+
+
+class Reader(NCM):
+    def learn(self, session):
+        super().learn(session)
+        self.prototypes[-1] *= 1 + 0.1 * (len(session.names[0]) % 2 - 0.5) * F.one_hot(torch.tensor(0), self.dimension)
+
+
+class Prophet(NCM):
+    def fit_base(self, base):
+        super().fit_base(base)
+        self.prototypes = self.prototypes + 1e-3 * (base.total or 0) * F.one_hot(torch.tensor(0), self.dimension)
+
+
+class Hoarder(Learner):
+    kept = ("images",)
+
+    def fit_base(self, base):
+        base = self.begin(base)
+        self.images, self.labels = base.features, base.labels
+
+    def learn(self, session):
+        self.images = torch.cat([self.images, session.features])
+        self.labels = torch.cat([self.labels, session.labels])
+
+    def scores(self, features):
+        near = F.normalize(features) @ F.normalize(self.images).T
+        classes = int(self.labels.max()) + 1
+        return torch.stack([near[:, self.labels == label].max(1).values for label in range(classes)], 1)
+
+
+class Careless(NCM):
+    def fit_base(self, base):
+        base.features.mul_(2)
+        super().fit_base(base)
+
+
+class Silent(NCM):
+    kept = ()
+
+
+class NoSmall(NCM):
+    def learn(self, session):
+        if len(session.classes) == 1:
+            raise IndexError("one class only")
+        super().learn(session)
+
+
+BREAKERS = {
+    Shuffles: "old_classes_keep_their_index",
+    Deaf: "every_class_can_be_predicted",
+    Stuck: "scores_grow_with_the_classes",
+    Moody: "the_same_seed_gives_the_same_result",
+    Forgetful: "state_goes_through_disk_bit_for_bit",
+    Reader: "it_uses_no_more_than_it_declares",
+    Prophet: "it_uses_no_more_than_it_declares",
+    Hoarder: "it_keeps_no_image_that_it_does_not_declare",
+    Careless: "the_world_is_left_alone",
+    Silent: "memory_is_reported",
+    NoSmall: "uneven_and_small_sessions_are_learned",
+}
+
+
+@pytest.mark.parametrize("breaker", BREAKERS, ids=lambda breaker: breaker.__name__)
+def test_a_method_that_breaks_the_contract_is_caught(breaker):
+    choice = Choice("mine", Entry("mine", "mine", "", breaker, None, ()), None)
+    found = {words for words, wrong in conformance.run(choice) if wrong is not None}
+    assert BREAKERS[breaker].replace("_", " ") in found
+
+
+def test_a_method_with_nothing_wrong_has_no_complaint():
+    choice = Choice("mine", Entry("mine", "mine", "", NCM, None, ()), None)
+    assert [wrong for _, wrong in conformance.run(choice)] == [None] * len(CHECKS)
+
+
+def test_class_means_are_those_of_each_class():
+    _, session = World.of(((2, 3),)).sessions
+    expected = [session.features[:2].mean(0), session.features[2:].mean(0)]
+    torch.testing.assert_close(class_means(session), torch.stack(expected))
+
+
+def test_anybody_s_method_is_checked_by_its_import_path(capsys):
+    assert call("conformance", "test_conformance:Hoarder") == 1
+    out, err = capsys.readouterr()
+    assert "FAIL  it keeps no image that it does not declare" in out
+    assert sentence(err) == "test_conformance:Hoarder breaks the contract: 1 checks failed"
+    assert call("conformance", "ncm") == 0
+    assert "ncm keeps the contract" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("reference", ["nowhere.at:all", "test_conformance:Nobody", "nmc"])
+def test_what_cannot_be_found_is_said_so(reference, capsys):
+    assert call("conformance", reference) == 2
+    assert "cannot import" in (said := sentence(capsys.readouterr().err)) or "did you mean" in said
+
+
+def test_another_package_s_methods_register_through_an_entry_point(tmp_path, monkeypatch):
+    (tmp_path / "lazy_shop.py").write_text(
+        "from concm.methods import method\nfrom concm.methods.ncm import NCM\n\n\n"
+        '@method("lazy", title="as it is", paper="none")\nclass Lazy(NCM):\n    pass\n'
+    )
+    about = tmp_path / "lazy_shop-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: lazy-shop\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[concm.methods]\nlazy = lazy_shop\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("concm.methods._registered", dict(_registered))
+    entries.cache_clear()
+    try:
+        assert choose("lazy").entry.title == "as it is"
+    finally:
+        entries.cache_clear()

@@ -1,0 +1,317 @@
+"""Methods with targets fixed beforehand: NC-FSCIL's simplex and dot-regression, OrCo's targets and their pull."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from concm.engine import geometry
+from concm.engine.descent import descend, warmed_cosine
+from concm.errors import Misuse
+from concm.evaluation.worlds import BASE, World
+from concm.features.sessions import Session
+from concm.methods import TOTAL, choose
+from concm.methods.nc_fscil import balance, dot_regression
+from concm.methods.orco import class_directions, occupied, orthogonality, versions
+
+torch.set_num_threads(1)
+BRIEF = {"nc_fscil": "nc_fscil:width=16,base_steps=3,steps=3", "orco": "orco:width=16,hidden=8,base_steps=3,steps=3"}
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def learned(words, world, sessions=None):
+    method = choose(words).build(seed=0, device="cpu")
+    first, *later = world.sessions[:sessions]
+    method.fit_base(first)
+    for session in later:
+        method.learn(session)
+    return method
+
+
+# NC-FSCIL
+
+
+@pytest.mark.parametrize("lengths", [[1.0, 1.0, 1.0], [0.5, 1.0, 2.0]])
+def test_dot_regression_is_five_squared_distances_from_one_on_average(lengths):
+    vectors, vertices = random(3, 4), F.normalize(random(3, 4, seed=1))
+    slow = 0.0
+    for vector, vertex, length in zip(vectors, vertices, lengths, strict=True):
+        slow += 10 * 0.5 * (float(vector @ (length * vertex)) / math.sqrt(float(vector @ vector)) - 1) ** 2 / 3
+    assert float(dot_regression(vectors, vertices, torch.tensor(lengths))) == pytest.approx(slow)
+
+
+def test_dot_regression_only_pulls_a_vector_along_its_own_vertex():
+    """The paper's claim: there is no push from other classes in its gradient."""
+    vectors, vertices = F.normalize(random(5, 6)).requires_grad_(), geometry.random(5, 6, torch.Generator())
+    (gradient,) = torch.autograd.grad(dot_regression(vectors, vertices, torch.ones(5)), vectors)
+    cosines = (vectors * vertices).sum(1, keepdim=True)
+    along = -(1 - cosines) * (vertices - cosines * vectors)
+    torch.testing.assert_close(gradient, 10 * along / 5)
+
+
+def test_dot_regression_is_zero_on_the_vertices_whatever_the_length():
+    vertices = geometry.random(5, 6, torch.Generator())
+    assert float(dot_regression(7 * vertices, vertices, torch.ones(5))) == pytest.approx(0, abs=1e-12)
+
+
+def test_rare_classes_have_longer_targets_and_balanced_ones_unit_targets():
+    torch.testing.assert_close(balance(torch.tensor([4, 4, 4, 9])), torch.tensor([2 / 3, 2 / 3, 2 / 3, 2.0]).sqrt())
+    torch.testing.assert_close(balance(torch.tensor([4, 9, 4, 9])), torch.ones(4))
+
+
+def test_no_vertex_ever_moves():
+    world = World.of()
+    before, after = (learned(BRIEF["nc_fscil"], world, count).simplex for count in (1, 3))
+    assert torch.equal(before, after)
+    cosines = (before @ before.T).fill_diagonal_(-1 / 9)
+    torch.testing.assert_close(cosines, torch.full((10, 10), -1 / 9), atol=1e-5, rtol=0)
+
+
+def test_one_mean_a_class_is_all_that_is_remembered():
+    world = World.of(((5, 2), (1,)))
+    method = learned(BRIEF["nc_fscil"], world)
+    assert torch.equal(method.means[:BASE], world.sessions[0].mean)
+    torch.testing.assert_close(method.means[BASE], world.sessions[1].features[:5].mean(0))
+    assert method.memory_bytes == 9 * 32 * 4
+
+
+def test_without_mixing_a_trained_neck_collapses_onto_the_vertices():
+    method = learned("nc_fscil:mixing=0,lengths=false,hidden=4,steps=300", World.of())
+    scores = method.scores(method.means)
+    torch.testing.assert_close(scores, method.simplex @ method.simplex.T, atol=0.25, rtol=0)
+
+
+def test_a_session_without_steps_leaves_old_scores_as_they_were():
+    """The classifier is the simplex: what a session changes, it changes through the neck."""
+    world = World.of()
+    before, after = (learned("nc_fscil:steps=0,more_steps=0", world, count).scores(world.test) for count in (1, 3))
+    torch.testing.assert_close(after[:, :BASE], before)
+
+
+def test_means_of_earlier_novel_classes_are_repeated_where_asked():
+    world, seen = World.of(((5,), (5,), (5,))), []
+    method = choose("nc_fscil:repeated=true").build(seed=0, device="cpu")
+    method._regress = lambda features, labels, *_, **__: seen.append(labels.bincount().tolist())
+    for session in world.sessions:
+        method.learn(session) if session.index else method.fit_base(session)
+    assert seen[1:] == [[1] * BASE + [5], [1] * BASE + [2, 5], [1] * BASE + [3, 3, 5]]
+
+
+def test_presets_have_the_authors_steps():
+    for preset, steps in {"mini_imagenet": (100, 170, 8), "cub200": (105, 150, 10)}.items():
+        settings = choose(f"nc_fscil:{preset}").settings
+        first, last, sessions = steps
+        assert (settings.steps, settings.steps + settings.more_steps * (sessions - 1)) == (first, last)
+
+
+# SGD, for both
+
+
+@pytest.mark.parametrize("from_rest", [False, True])
+@pytest.mark.parametrize("dampening", [0.0, 0.9])
+def test_descent_is_torch_s_sgd(dampening, from_rest):
+    start, target = random(4), random(4, seed=1)
+    mine, theirs = start.clone().requires_grad_(), start.clone().requires_grad_()
+    rates = list(warmed_cosine(0.1, 20, 3))
+    descend(
+        [mine],
+        lambda: (mine - target).square().sum(),
+        rates,
+        weight_decay=0.01,
+        dampening=dampening,
+        from_rest=from_rest,
+    )
+    optimiser = torch.optim.SGD([theirs], lr=0.0, momentum=0.9, weight_decay=0.01, dampening=dampening)
+    if from_rest:
+        optimiser.state[theirs]["momentum_buffer"] = torch.zeros_like(theirs)
+    for rate in rates:
+        optimiser.param_groups[0]["lr"] = rate
+        optimiser.zero_grad()
+        (theirs - target).square().sum().backward()
+        optimiser.step()
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_the_rate_rises_to_its_peak_and_falls_to_nothing():
+    rates = list(warmed_cosine(1.0, 100, 5))
+    assert len(rates) == 100
+    assert rates.index(max(rates)) == 5
+    assert 0 < rates[-1] < 1e-3
+    assert list(warmed_cosine(1.0, 0, 5)) == []
+
+
+# OrCo
+
+
+@pytest.mark.parametrize(("count", "width"), [(3, 2), (10, 9), (10, 16), (100, 128)])
+def test_the_targets_minimise_the_orthogonality_loss(count, width):
+    """Where the authors descend on it, the minimum is known: no random or descended vectors have less."""
+    targets = geometry.random(count, width, torch.Generator().manual_seed(0))
+    least = math.log(math.e + (count - 1) * math.exp(-1 / (count - 1)))
+    assert float(orthogonality(targets)) == pytest.approx(least, abs=1e-9)
+    vectors = random(count, width).requires_grad_()
+    descend([vectors], lambda: orthogonality(F.normalize(vectors)), [count / 2] * 200, momentum=0.0)
+    assert float(orthogonality(F.normalize(vectors.detach()))) >= least - 1e-9
+
+
+def test_targets_that_there_is_room_for_are_nearly_orthogonal():
+    method = learned("orco:targets=100,hidden=8,base_steps=0", World.of(), 1)
+    cosines = (method.targets @ method.targets.T).fill_diagonal_(0)
+    assert float(cosines.abs().max()) < 0.011
+
+
+def test_the_orthogonality_loss_is_that_of_loops():
+    vectors = F.normalize(random(4, 3))
+    slow = sum(math.log(sum(math.exp(float(one @ other)) for other in vectors)) for one in vectors) / 4
+    assert float(orthogonality(vectors)) == pytest.approx(slow)
+
+
+def test_classes_take_the_free_targets_that_match_best_of_all_assignments():
+    method = learned("orco:targets=12,width=16,hidden=8,base_steps=0", World.of(), 1)
+    free, directions = method.targets[BASE:].clone(), F.normalize(random(3, 16).float())
+    known = method.targets[:BASE].clone()
+    best = max(itertools.permutations(range(6), 3), key=lambda to: float((directions * free[list(to)]).sum()))
+    method._assign(directions)
+    assert method.seen == BASE + 3
+    assert torch.equal(method.targets[:BASE], known)
+    assert torch.equal(method.targets[BASE : BASE + 3], free[list(best)])
+    assert torch.equal(method.targets[BASE + 3 :], free[[at for at in range(6) if at not in best]])
+
+
+def test_a_class_keeps_its_target_through_all_sessions():
+    world = World.of()
+    one, two, three = (learned(BRIEF["orco"], world, count) for count in (1, 2, 3))
+    assert torch.equal(one.targets[:BASE], three.targets[:BASE])
+    assert torch.equal(two.targets[: BASE + 2], three.targets[: BASE + 2])
+    assert {tuple(row) for row in one.targets.tolist()} == {tuple(row) for row in three.targets.tolist()}
+
+
+def test_every_session_begins_from_the_base_session_s_projector():
+    world = World.of()
+    words = BRIEF["orco"].replace("base_steps=3,steps=3", "base_steps=3,steps=0")
+    before, after = (learned(words, world, count).scores(world.test) for count in (1, 3))
+    torch.testing.assert_close(before, after[:, :BASE])
+    moved = learned(BRIEF["orco"], world)
+    still = learned(BRIEF["orco"], world, 1)
+    for name, weight in still.projector.state_dict().items():
+        assert torch.equal(weight, moved.aligned.state_dict()[name])
+        assert not torch.equal(weight, moved.projector.state_dict()[name])
+
+
+def test_the_first_images_of_a_base_class_and_all_shots_are_kept_with_their_views():
+    world = World.of(((5, 2), (1,)))
+    method = learned(BRIEF["orco"], world)
+    assert method.labels.bincount().tolist() == [5] * BASE + [5, 2, 1]
+    base = world.sessions[0]
+    assert torch.equal(method.images[:5, 0], base.features[:5])
+    assert torch.equal(method.images[:5, 1:], base.views[:5])
+    assert method.memory_bytes == 38 * 3 * 32 * 4
+
+
+def test_means_stand_for_the_targets_of_the_classes_in_a_batch():
+    targets, vectors = F.normalize(random(4, 3)), F.normalize(random(3, 3, seed=1))
+    found = occupied(vectors, torch.tensor([2, 0, 2]), targets)
+    torch.testing.assert_close(found[[1, 3]], targets[[1, 3]])
+    torch.testing.assert_close(found[0], vectors[1])
+    torch.testing.assert_close(found[2], F.normalize(vectors[0] + vectors[2], dim=0))
+
+
+def test_a_class_points_where_its_mean_does():
+    vectors = random(4, 3)
+    found = class_directions(vectors, torch.tensor([1, 0, 1, 1]))
+    torch.testing.assert_close(found[0], F.normalize(vectors[1], dim=0))
+    torch.testing.assert_close(found[1], F.normalize(vectors[[0, 2, 3]].mean(0), dim=0))
+
+
+def test_too_few_versions_come_again_and_too_many_are_left_out():
+    session = World.of().sessions[1]
+    assert versions(session).shape == (10, 3, 32)
+    assert torch.equal(versions(session, 5)[:, 3:], versions(session)[:, :2])
+    assert torch.equal(versions(replace(session, views=None), 2), session.features[:, None].expand(-1, 2, -1))
+
+
+def test_it_learns_without_views():
+    world = World.of()
+    bare = replace(world, sessions=tuple(replace(session, views=None) for session in world.sessions))
+    method = learned("orco:hidden=64", bare)
+    assert float((method.scores(world.test).argmax(1) == world.labels).double().mean()) > 0.9
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_seed_puts_classes_of_many_dimensions_in_one_place(seed):
+    """With features of unit length the last of these ends at 88 %, and others at chance on a bank."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(30).repeat_interleave(10)
+    features = torch.rand(30, 640, generator=generator)[labels] + 0.3 * torch.randn(300, 640, generator=generator)
+    names = tuple(f"class {label}" for label in range(30))
+    method = choose("orco:hidden=64,base_steps=100").build(seed=seed, device="cpu")
+    method.fit_base(Session(0, range(30), names, features.relu(), labels, None, total=60))
+    assert float((method.scores(features.relu()).argmax(1) == labels).double().mean()) > 0.95
+
+
+def test_the_length_of_features_makes_no_difference():
+    world = World.of()
+    method = learned(BRIEF["orco"], world)
+    torch.testing.assert_close(method.scores(9 * world.test), method.scores(world.test))
+
+
+def test_base_images_keep_away_from_free_targets():
+    """What the contrast with unassigned targets is for: room where novel classes will be."""
+    world = World.of()
+    method = learned("orco:hidden=64", world, 1)
+    with torch.no_grad():
+        free = method.projector(world.known(BASE)[0]) @ method.targets[BASE:].T
+    assert float(free.max()) < 0.3
+
+
+# both
+
+
+@pytest.mark.parametrize("name", BRIEF)
+def test_more_classes_than_were_announced_are_refused(name):
+    world = World.of()
+    short = tuple(replace(session, total=BASE + 2) for session in world.sessions)
+    method = learned(BRIEF[name], replace(world, sessions=short), 2)
+    with pytest.raises(Misuse, match="cannot learn 10"):
+        method.learn(short[2])
+    with pytest.raises(Misuse, match=f"cannot learn {BASE}"):
+        choose(name).build(seed=0, device="cpu").fit_base(replace(short[0], total=BASE - 1))
+
+
+@pytest.mark.parametrize("name", BRIEF)
+def test_an_unknown_total_is_refused(name):
+    base = replace(World.of().sessions[0], total=None)
+    with pytest.raises(Misuse, match="every class to come"):
+        choose(name).build(seed=0, device="cpu").fit_base(base)
+
+
+def test_with_a_number_of_targets_the_total_need_not_be_known():
+    base = replace(World.of().sessions[0], total=None)
+    choice = choose("orco:targets=20,hidden=8,base_steps=1")
+    assert TOTAL not in choice.settings.needs
+    assert TOTAL in choose("orco").settings.needs
+    method = choice.build(seed=0, device="cpu")
+    method.fit_base(base)
+    assert len(method.targets) == 20
+
+
+@pytest.mark.parametrize("name", BRIEF)
+def test_more_classes_than_dimensions_widen_the_space(name):
+    world = World.of()
+    wide = replace(world, sessions=tuple(replace(session, total=40) for session in world.sessions))
+    method = learned(BRIEF[name], wide)
+    assert (method.simplex if name == "nc_fscil" else method.targets).shape == (40, 39)
+
+
+@pytest.mark.parametrize("words", ["nc_fscil:batch=0", "nc_fscil:steps=-1", "orco:exemplars=0", "orco:temperature=0"])
+def test_settings_that_make_no_sense_are_refused(words):
+    with pytest.raises(Misuse, match="must be"):
+        choose(words)

@@ -1,0 +1,188 @@
+"""The leaderboard says what was measured, also where it is not flattering."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from PIL import Image
+
+from concm.methods.closer import Closer
+from concm.report import leaderboard
+from concm.report.bench import read_json
+from concm.training.recipe import Recipe
+from tests.support.tiny import call, sentence
+
+
+def row(method: str, ahm: float, fa: float = 50.0, above: float | None = 0.0, **more: object) -> dict:
+    figures = {"ahm": ahm, "ahm_std": 0.5, "fa": fa, "fa_std": 0.4, "base_acc": 80.0, "pd": 20.0, "last_base": 70.0}
+    figures |= {"last_novel": 40.0, "above_curve": above, "seconds": 1.5, "memory_bytes": 2e6, "parameters": 1000}
+    curve = {"bias": [0.0, 1.0], "base": [80.0, 60.0], "novel": [30.0, 50.0]}
+    return {"method": method, "device": "cpu", "trade_off": curve, **figures, **more}
+
+
+def table(*rows: dict, recipe: dict | None = None) -> dict:
+    training = {"recipe": recipe or {"epochs": 400}, "seconds": 12.0}
+    printed = {"OrCo": 57.1, "TEEN": 37.7, "ConCM": 59.0, "CLOSER": 42.5}
+    published = [
+        {"method": name, "backbone": None, "base_acc": 80.0, "ahm": ahm, "fa": 50.0} for name, ahm in printed.items()
+    ]
+    return {
+        "scenario": "somewhere",
+        "cut": {"base": 60, "way": 5, "shot": 5, "sessions": 8},
+        "draws": 5,
+        "backbone": {"name": "resnet12", "weights": "abc"},
+        "training": training,
+        "rows": list(rows),
+        "published": published,
+    }
+
+
+SHARED = table(
+    row("concm", 61.0, 60.0, 2.0), row("teen", 51.0, 60.5, 0.5), row("orco", 58.0, 52.0, None), row("ncm", 49.0)
+)
+CLOSER = {"method": "closer", **Closer.schedule.to_json(), "epochs": 100}
+OWN = table(row("closer", 47.0), row("ncm", 47.0), row("concm", 55.0), recipe=CLOSER)
+
+
+@pytest.fixture
+def page() -> list[str]:
+    return leaderboard.page(SHARED, [OWN], "picture.png").splitlines()
+
+
+def line(page: list[str], beginning: str) -> str:
+    (found,) = [line for line in page if line.startswith(beginning)]
+    return found
+
+
+def under(page: list[str], title: str) -> list[str]:
+    start = page.index(f"## {title}")
+    later = [at for at, line in enumerate(page) if at > start and line.startswith("## ")]
+    return page[start : later[0] if later else None]
+
+
+def test_rows_are_ordered_by_harmonic_mean(page):
+    names = [line.split("`")[1] for line in under(page, "On one shared, frozen backbone") if line.startswith("| `")]
+    assert names == ["concm", "orco", "teen", "ncm"]
+
+
+def test_who_is_better_than_concm_is_said_as_plainly_as_who_is_not(page):
+    said = under(page, "ConCM against every other that begins with this backbone")
+    assert line(said, "- **AHM") == (
+        "- **AHM 61.00**; no method above it; not above it: `orco` −3.00, `teen` −10.00, `ncm` −12.00."
+    )
+    assert line(said, "- **FA") == "- **FA 60.00**; above it: `teen` +0.50; not above it: `orco` −8.00, `ncm` −10.00."
+
+
+def test_references_do_not_count_as_better():
+    shared = table(row("concm", 61.0), row("joint", 70.0), row("ncm", 49.0))
+    said = under(
+        leaderboard.page(shared, [], "x.png").splitlines(), "ConCM against every other that begins with this backbone"
+    )
+    assert "`joint`" not in "".join(said)
+
+
+def test_far_from_the_paper_without_words_is_not_reproduced(page):
+    papers = under(page, "Beside their papers")
+    assert line(papers, "| `teen`") == "| `teen` | +13.3 | +10.5 | not reproduced |"
+    assert line(papers, "| `orco`") == "| `orco` | +0.9 | +2.0 | as published, within 3 points of AHM |"
+
+
+def test_words_take_its_place(monkeypatch):
+    monkeypatch.setattr(leaderboard, "remarks", lambda scenario: {"teen": "another backbone"})
+    papers = under(leaderboard.page(SHARED, [], "x.png").splitlines(), "Beside their papers")
+    assert line(papers, "| `teen`").endswith("| another backbone |")
+
+
+def test_a_method_with_its_own_base_session_stands_beside_others_on_its_features(page):
+    cells = line(under(page, "With a base session of their own"), "| `closer`").split(" | ")
+    assert cells[1] == "100 epochs (epochs 100 for 200)"
+    assert cells[11:13] == ["47.00", "55.00"]
+    assert cells[13].startswith("42.5 / 50.0")
+
+
+def test_what_was_not_run_there_is_said(page):
+    own = table(row("closer", 47.0), row("ncm", 47.0), recipe=CLOSER)
+    found = leaderboard.page(SHARED, [own], "x.png").splitlines()
+    assert line(under(found, "With a base session of their own"), "| `closer`").split(" | ")[12] == "not run"
+
+
+def test_methods_that_train_the_backbone_have_a_table_with_their_control():
+    tuned = table(row("icarl", 30.0), row("ncm", 49.0))
+    found = under(leaderboard.page(SHARED, [tuned], "x.png").splitlines(), "That go on training the backbone")
+    assert [line.split("`")[1] for line in found if line.startswith("| `")] == ["ncm", "icarl"]
+
+
+def test_one_that_trains_the_same_backbone_further_counts_among_the_others():
+    tuned = table(row("lcwof", 63.0), row("ncm", 49.0))
+    elsewhere = {**table(row("icarl", 64.0), row("ncm", 49.0)), "backbone": {"name": "resnet12", "weights": "other"}}
+    found = leaderboard.page(SHARED, [tuned, elsewhere], "x.png").splitlines()
+    said = line(under(found, "ConCM against every other that begins with this backbone"), "- **AHM")
+    assert said.startswith("- **AHM 61.00**; above it: `lcwof` +2.00; not above it: `orco`")
+
+
+def test_where_concm_is_not_ahead_on_a_method_s_own_features_is_said():
+    own = table(row("closer", 56.0), row("concm", 55.0), row("ncm", 47.0), recipe=CLOSER)
+    found = "".join(leaderboard.page(SHARED, [own], "x.png").splitlines())
+    assert "ConCM has the higher AHM in 0 of 1 cases; not against `closer`." in found
+
+
+def test_no_cell_is_empty(page):
+    rows = [line for line in page if line.startswith("| `")]
+    assert all(cell.strip() for line in rows for cell in line.strip("|").split(" | "))
+
+
+def test_every_method_in_it_is_explained(page):
+    names = {
+        line.split("`")[1] for line in under(page, "What each one is, needs and leaves out") if line.startswith("| `")
+    }
+    assert names == {"concm", "orco", "teen", "ncm", "closer"}
+
+
+def test_the_picture_has_all_of_them(tmp_path):
+    written = leaderboard.write(tmp_path / "board.md", SHARED, [OWN])
+    assert written == [tmp_path / "board.md", tmp_path / "board.png"]
+    with Image.open(written[1]) as picture:
+        assert picture.format == "PNG"
+
+
+def test_a_table_of_a_plain_backbone_is_a_control():
+    plain = table(row("ncm", 30.0), row("concm", 40.0), recipe={**Recipe().to_json(), "epochs": 60, "turned": 0.0})
+    found = under(leaderboard.page(SHARED, [plain], "x.png").splitlines(), "With a base session of their own")
+    cells = line(found, "| `ncm`").split(" | ")
+    assert cells[1] == "ours: epochs 60, turned 0.0"
+    assert cells[11:13] == ["30.00", "40.00"]
+
+
+def test_without_a_height_above_the_curve_nothing_is_said_of_it():
+    shared = table(row("concm", 61.0, above=None), row("ncm", 49.0))
+    assert "height" not in "".join(leaderboard.page(shared, [], "x.png").splitlines())
+
+
+@pytest.mark.parametrize(("change", "value"), [("scenario", "elsewhere"), ("draws", 3), ("cut", {})])
+def test_a_table_of_something_else_does_not_stand_beside(change, value, tmp_path, capsys):
+    cut = {"base": 60, "way": 5, "shot": 5, "sessions": 8}
+    right = {**OWN, "scenario": "cifar100", "cut": cut}
+    (tmp_path / "x.json").write_text(json.dumps({**right, change: value}))
+    assert call("bench", "--leaderboard", tmp_path / "x.md", "--beside", tmp_path / "x.json") == 1
+    assert "cannot stand beside this" in sentence(capsys.readouterr().err)
+
+
+def test_something_else_than_a_table_is_refused(tmp_path, capsys):
+    (tmp_path / "x.json").write_text("[]")
+    assert call("bench", "--leaderboard", tmp_path / "x.md", "--beside", tmp_path / "x.json") == 1
+    assert sentence(capsys.readouterr().err) == f"{tmp_path / 'x.json'} is no table of `concm bench --json`"
+    assert call("bench", "--beside", tmp_path / "x.json") == 2
+    assert "--beside goes with --leaderboard" in sentence(capsys.readouterr().err)
+
+
+def test_a_table_comes_back_as_it_was_written(tmp_path):
+    (tmp_path / "x.json").write_text(json.dumps(OWN))
+    assert read_json(tmp_path / "x.json") == OWN
+
+
+@pytest.mark.parametrize("scenario", ["cifar100"])
+def test_remarks_are_about_registered_methods(scenario):
+    from concm.methods import entries
+
+    assert leaderboard.remarks(scenario).keys() <= entries().keys()

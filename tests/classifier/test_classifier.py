@@ -938,9 +938,7 @@ def larger() -> TinyBackbone:
 
 def test_another_backbone_than_the_stores_is_refused(zoo):
     before = everything(zoo)
-    with pytest.raises(
-        Misuse, match=r"was made with tests.support.photographs:tiny_backbone of weights .*other_weights has weights"
-    ):
+    with pytest.raises(Misuse, match=r"was made with tests.support.* of weights .*other_weights has weights"):
         opened(zoo.path, backbone=f"{__name__}:other_weights")
     assert everything(zoo) == before
     assert opened(zoo.path, backbone=BACKBONE).predict(picture("cat", NEW))[0].label == "cat"
@@ -957,7 +955,7 @@ def test_a_backbone_whose_weights_changed_is_refused(zoo, monkeypatch):
         lambda: changed.evaluate({"cat": new_photos("cat")}),
         lambda: opened(zoo.path, backbone=BACKBONE),
     ):
-        with pytest.raises(Misuse, match="was made with tests.support.photographs:tiny_backbone of weights"):
+        with pytest.raises(Misuse, match=r"was made with tests.support.photographs:tiny_backbone of weights"):
             action()
     assert changed.version == 1
 
@@ -965,7 +963,7 @@ def test_a_backbone_whose_weights_changed_is_refused(zoo, monkeypatch):
 @pytest.mark.parametrize("change", [other_transform, larger])
 def test_a_backbone_that_sees_pictures_otherwise_is_refused(zoo, monkeypatch, change):
     monkeypatch.setattr(photographs, "tiny_backbone", change)
-    with pytest.raises(Misuse, match="was made with tests.support.photographs:tiny_backbone"):
+    with pytest.raises(Misuse, match=r"was made with tests.support.photographs:tiny_backbone"):
         opened(zoo.path).predict(picture("cat"))
 
 
@@ -974,7 +972,7 @@ def test_a_backbone_is_checked_also_if_another_process_made_the_store_meanwhile(
     with pytest.raises(Misuse, match=r"no store at .* yet"):
         zoo.predict_proba(picture("cat"))
     shutil.copytree(fitted, tmp_path / "zoo")
-    with pytest.raises(Misuse, match="was made with tests.support.photographs:tiny_backbone of weights"):
+    with pytest.raises(Misuse, match=r"was made with tests.support.photographs:tiny_backbone of weights"):
         zoo.predict_proba(picture("cat"))
 
 

@@ -30,7 +30,7 @@ from concm.cli.options import Machine
 from concm.data import augment, scenarios
 from concm.data.dataset import Dataset as Pictures
 from concm.data.dataset import ImageSet
-from concm.training.base_session import BaseSession
+from concm.training.loop import BaseRun
 from concm.training.objective import Stage, TwoViews
 from concm.training.recipe import Recipe
 
@@ -97,7 +97,7 @@ def ours(data: Pictures, backbone: str, batch: int, steps: int, machine: Machine
     an_epoch = len(data.train) // batch
     recipe = Recipe(epochs=1 + max(2, round(steps / an_epoch)), batch=batch, warmup=1)
     with tempfile.TemporaryDirectory() as folder:
-        BaseSession(data, backbone, recipe, Path(folder), fabric, compiled=fabric.device.type == "cuda").run()
+        BaseRun(data, backbone, recipe, Path(folder), fabric, compiled=fabric.device.type == "cuda").run()
         rows = [json.loads(line) for line in (Path(folder) / "log.jsonl").read_text().splitlines()]
     return (rows[-1]["step"] - rows[0]["step"]) * batch / (rows[-1]["seconds"] - rows[0]["seconds"])
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from concm.engine.calibration import agreement
-from concm.engine.concm import ConCM
+from concm.engine.concm import Engine
 from concm.engine.memory import class_statistics
 from concm.features.bank import Bank, bundled, load
 from concm.features.sessions import draw, sessions
@@ -28,7 +28,7 @@ def measure(bank: Bank, label: str, draws: int) -> tuple[float, float]:
     before, after = [], []
     for at in range(draws):
         first, *later = sessions(bank, draw(bank, at))
-        method = ConCM(settings, seed=at)
+        method = Engine(settings, seed=at)
         method.fit_base(first)
         for session in later:
             seen = session if method.metric is None else method.metric.apply(session)

@@ -28,7 +28,7 @@ from concm.classifier.classifier import Classifier
 from concm.classifier.photos import by_class
 from concm.classifier.stream import Encoded, encoded
 from concm.data import scenarios
-from concm.evaluation.metrics import accuracies, confusion
+from concm.metrics import accuracies, confusion
 
 CONCM = str(Path(sys.executable).with_name("concm"))
 

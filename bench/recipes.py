@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from concm.cli.options import Machine, Pictures
-from concm.data.scenarios import nearest
 from concm.evaluation.protocol import run
 from concm.features.extract import extract
 from concm.features.sessions import draw
 from concm.methods.ncm import NCM
-from concm.training.base_session import BaseSession
+from concm.records import to_json
+from concm.training.loop import BaseRun
 from concm.training.recipe import Recipe
 
 
@@ -57,7 +57,7 @@ def main() -> None:
         torch._dynamo.reset()
         out = Path(tempfile.mkdtemp())
         recipe = parse(changes, Recipe(epochs=options.epochs))
-        session = BaseSession(dataset, options.backbone, recipe, out, fabric, compiled=fabric.device.type == "cuda")
+        session = BaseRun(dataset, options.backbone, recipe, out, fabric, compiled=fabric.device.type == "cuda")
         encoder = session.run()
         figures = {"base_accuracy": encoder.meta["base_accuracy"]}
         for mirror in (False, True):
@@ -68,7 +68,7 @@ def main() -> None:
                 figures[f"{name}{'_mirror' if mirror else ''}"] = round(float(np.mean([row[name] for row in last])), 2)
         shutil.rmtree(out)
         longest = max(longest, time.perf_counter() - started)
-        row = {"changes": changes, "recipe": recipe.to_json(), **figures, "seconds": encoder.meta["seconds"]}
+        row = {"changes": changes, "recipe": to_json(recipe), **figures, "seconds": encoder.meta["seconds"]}
         print(json.dumps({**row, "images_per_second": encoder.meta["images_per_second"]}), flush=True)
 
 

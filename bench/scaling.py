@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from concm.cli.options import Machine
 from concm.data import scenarios
-from concm.engine.concm import ConCM
+from concm.engine.concm import Engine
 from concm.features.sessions import Session
 
 DIMENSION, IMAGES, SHOTS, VIEWS, WAY, SESSIONS = 512, 30, 5, 3, 50, 8
@@ -44,7 +44,7 @@ def measure(classes: int, device: str) -> dict[str, Any]:
     chosen = labels < base
     std, counts = torch.full((base, DIMENSION), 0.06), torch.full((base,), IMAGES)
     begun = time.perf_counter()
-    method = ConCM(device=device)
+    method = Engine(device=device)
     method.fit_base(
         Session(
             0,

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import numpy as np
 
-from concm.engine.concm import ConCM
+from concm.engine.concm import Engine
 from concm.errors import Misuse
-from concm.evaluation.metrics import harmonic, trade_off
 from concm.features.bank import Bank, load
 from concm.features.sessions import draw, sessions
+from concm.metrics import harmonic, trade_off
 
 SHOTS = (1, 2, 3, 5, 10, 15)
 GRID = np.round(np.linspace(-0.1, 0.3, 81), 3)
 
 
 def measure(bank: Bank, seed: int) -> dict[str, float]:
-    engine = ConCM(seed=seed)
+    engine = Engine(seed=seed)
     for session in sessions(bank, draw(bank, seed)):
         engine.fit_base(session) if session.index == 0 else engine.learn(session)
     own = float(engine.head.bias[-1])

@@ -20,7 +20,7 @@ import torch
 from concm.classifier.confidence import Confidence, likeness
 from concm.classifier.evaluation import Evaluation, evaluate
 from concm.classifier.rehearsal import Plan, rehearse
-from concm.engine.concm import ConCM
+from concm.engine.concm import Engine
 from concm.features import bank as banks
 from concm.features.bank import Bank
 from concm.features.sessions import draw, sessions
@@ -28,7 +28,7 @@ from concm.features.sessions import draw, sessions
 
 def play(bank: Bank, plan: Plan, seed: int, rate: float) -> list[tuple[Evaluation, dict[str, float]]]:
     """What the classifier would report after each session, on all test images, and what would be usual there."""
-    engine = ConCM(plan.settings, seed=seed)
+    engine = Engine(plan.settings, seed=seed)
     names, found = list(bank.scenario.names), []
     for session in sessions(bank, draw(bank, seed)):
         engine.fit_base(session) if session.index == 0 else engine.learn(session)
@@ -40,7 +40,7 @@ def play(bank: Bank, plan: Plan, seed: int, rate: float) -> list[tuple[Evaluatio
     return found
 
 
-def usual(bank: Bank, plan: Plan, engine: ConCM) -> dict[str, float]:
+def usual(bank: Bank, plan: Plan, engine: Engine) -> dict[str, float]:
     """Mean and spread of what test images' scores exceed the expected by, and the best temperature."""
     known = bank.test.where(bank.test.labels < len(engine.names))
     scores, labels, base = engine.scores(known.features), known.labels, bank.scenario.base
@@ -57,7 +57,7 @@ def usual(bank: Bank, plan: Plan, engine: ConCM) -> dict[str, float]:
 
 def from_samples(bank: Bank, plan: Plan, rate: float) -> list[dict[str, float]]:
     """What thresholds from each class's sampled features would do instead, before the last session."""
-    engine, found = ConCM(plan.settings), list[dict[str, float]]()
+    engine, found = Engine(plan.settings), list[dict[str, float]]()
     for session in list(sessions(bank, draw(bank, 0)))[:-1]:
         engine.fit_base(session) if session.index == 0 else engine.learn(session)
     known = bank.test.labels < len(engine.names)

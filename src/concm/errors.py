@@ -1,9 +1,13 @@
-"""The one exception that reaches users: a sentence that names the thing, the place and the way out."""
+"""What goes wrong for users: a sentence that names the thing, the place and the way out.
+
+Library messages name arguments in backquotes (`broken="skip"`); the command line shows them as its options.
+"""
 
 from __future__ import annotations
 
+import difflib
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -13,17 +17,24 @@ class ConcmError(Exception):
     code = 1
 
 
-class Misuse(ConcmError):
-    """The request itself is wrong (an option, a name, a combination), so nothing was attempted."""
+class Misuse(ConcmError, ValueError):
+    """The request itself is wrong (an argument, a name, a combination), so nothing was attempted."""
 
     code = 2
 
 
 def at_least(least: int, **values: float) -> None:
-    """Refuse an option's value that is too small."""
+    """Refuse an argument whose value is too small."""
     for name, value in values.items():
         if value < least:
-            raise Misuse(f"--{name} must be at least {least}, not {value}")
+            raise Misuse(f"`{name}` must be at least {least}, not {value}")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint for a mistyped name: the nearest one, or what there is."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
 
 
 @contextmanager

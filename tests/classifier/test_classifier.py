@@ -32,10 +32,11 @@ from concm.classifier.store import Store
 from concm.data.images import BrokenPicture
 from concm.engine import concm as engine_module
 from concm.engine.calibration import CalibrationSettings
-from concm.engine.concm import ConCM
+from concm.engine.concm import Engine
 from concm.engine.settings import Settings
 from concm.errors import ConcmError, Misuse
 from concm.files import load_tensors
+from concm.records import from_json
 from concm.semantics.semantics import Semantics
 from tests.support import photographs
 from tests.support.data import huge_png
@@ -207,7 +208,7 @@ def test_the_same_seed_fits_the_same_and_another_does_not(fitted, tmp_path):
 
 def test_settings_that_are_not_given_are_chosen(tmp_path):
     zoo = made(tmp_path / "zoo", base_photos(4), settings=None)
-    assert Settings.from_json(zoo.store.state()[1]["settings"]) == Settings(calibrate=False)
+    assert from_json(Settings, zoo.store.state()[1]["settings"]) == Settings(calibrate=False)
     assert right(zoo, "cat") == 1
 
 
@@ -726,7 +727,7 @@ def test_an_evaluation_is_kept_with_its_version_and_goes_with_it(zoo, tmp_path):
     assert (first.strangers, second.strangers) == (6, 0)
     rows = opened(zoo.path).store.evaluations()
     assert [(row.version, row.source) for row in rows] == [(1, "photos in memory"), (2, str(tmp_path / "test"))]
-    assert [Evaluation.from_json(row.result) for row in rows] == [first, second]
+    assert [from_json(Evaluation, row.result) for row in rows] == [first, second]
     zoo.undo()
     assert [row.version for row in zoo.store.evaluations()] == [1]
 
@@ -1312,7 +1313,7 @@ def test_an_interruption_leaves_all_as_it_was(used, tmp_path, monkeypatch, chang
     with monkeypatch.context() as then:
         if moment == "before":
             for verb in ("learn", "revise", "forget"):
-                then.setattr(ConCM, verb, interrupted)
+                then.setattr(Engine, verb, interrupted)
         elif moment == "amidst":
             then.setattr(engine_module.projector, "train", interrupted)
         else:

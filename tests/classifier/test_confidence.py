@@ -16,7 +16,7 @@ from torch import Tensor
 from concm.classifier import rehearsal
 from concm.classifier.confidence import SHRINKAGE, Confidence, Usual, expected_scores, likeness
 from concm.classifier.rehearsal import SEEN, Plan, rehearse
-from concm.engine.concm import ConCM
+from concm.engine.concm import Engine
 from concm.engine.head import Head
 from concm.engine.metric import expected_cosine
 from concm.engine.settings import Settings
@@ -62,9 +62,9 @@ def novel_session(
     return Session(1, range(first, first + len(shots)), names, features, labels, None)
 
 
-def taught(base: Session, *shots: int, settings: Settings = QUICK) -> ConCM:
+def taught(base: Session, *shots: int, settings: Settings = QUICK) -> Engine:
     """An engine that learned the base session and then a class a number of shots."""
-    engine = ConCM(settings)
+    engine = Engine(settings)
     engine.fit_base(base)
     if shots:
         engine.learn(novel_session(len(base.classes), list(shots)))
@@ -169,7 +169,7 @@ def test_the_bias_is_less_where_base_classes_have_few_images_too():
 @given(shots=st.integers(1, 100), photos=st.integers(1, 100), likeness=likenesses, share=st.floats(0, 1))
 def test_the_bias_makes_up_for_what_shots_change_in_the_expected_cosine(shots, photos, likeness, share):
     settings = replace(QUICK, likeness=likeness, prototypes=share)
-    engine = ConCM(settings)
+    engine = Engine(settings)
     engine.memory = SimpleNamespace(counts=torch.tensor([photos, photos, shots]), base=2)
 
     def cosine(count: float) -> float:
@@ -321,7 +321,7 @@ def test_nothing_is_unknown_at_rate_0_and_where_nothing_is_known_of_what_is_usua
     assert silent.threshold(0.5) == -math.inf
 
 
-def slow_likeness(engine: ConCM, label: int) -> float:
+def slow_likeness(engine: Engine, label: int) -> float:
     own = engine.memory.exemplars[engine.memory.labels == label]
     pairs = [(i, j) for i in range(len(own)) for j in range(len(own)) if i != j]
     return sum(float(F.cosine_similarity(own[i], own[j], dim=0)) for i, j in pairs) / len(pairs) if pairs else 0.0
@@ -394,7 +394,7 @@ def seen(monkeypatch) -> list[SimpleNamespace]:
     """What each engine of a rehearsal was shown."""
     made: list[SimpleNamespace] = []
 
-    class Watched(ConCM):
+    class Watched(Engine):
         def __init__(self, settings: Settings, **how: object) -> None:
             super().__init__(settings, **how)
             self.notes = SimpleNamespace(settings=settings, base=None, novel=None, judged=None, scores=None)
@@ -412,7 +412,7 @@ def seen(monkeypatch) -> list[SimpleNamespace]:
             self.notes.judged, self.notes.scores = features, super().scores(features)
             return self.notes.scores
 
-    monkeypatch.setattr(rehearsal, "ConCM", Watched)
+    monkeypatch.setattr(rehearsal, "Engine", Watched)
     return made
 
 
@@ -580,7 +580,7 @@ def test_with_few_classes_attributes_are_not_tried(seen):
 def test_with_enough_classes_attributes_are_used_where_they_help(monkeypatch, better):
     tried = []
 
-    class Biased(ConCM):
+    class Biased(Engine):
         """Knows everything, or the contrary, as it is or is not calibrated."""
 
         def __init__(self, settings: Settings, **how: object) -> None:
@@ -591,7 +591,7 @@ def test_with_enough_classes_attributes_are_used_where_they_help(monkeypatch, be
         def scores(self, features: Tensor) -> Tensor:
             return super().scores(features) * (1 if self.good else -1)
 
-    monkeypatch.setattr(rehearsal, "ConCM", Biased)
+    monkeypatch.setattr(rehearsal, "Engine", Biased)
     monkeypatch.setattr(rehearsal, "ENOUGH_CLASSES", 6)
     plan = rehearse(base_session([4] * 6), None, unseen=True)
     assert plan.settings == Settings(calibrate=better)
@@ -616,11 +616,11 @@ def test_a_backbone_that_saw_the_photos_is_judged_by_figures_from_elsewhere():
 
 
 def test_without_settings_a_backbone_that_saw_the_photos_has_the_usual_ones(monkeypatch):
-    class Uncalibrated(ConCM):
+    class Uncalibrated(Engine):
         def __init__(self, settings: Settings, **how: object) -> None:
             super().__init__(replace(settings, calibrate=False), **how)
 
-    monkeypatch.setattr(rehearsal, "ConCM", Uncalibrated)
+    monkeypatch.setattr(rehearsal, "Engine", Uncalibrated)
     assert rehearse(base_session([3, 3]), None, unseen=False).settings == Settings()
 
 
@@ -637,7 +637,7 @@ def world() -> SimpleNamespace:
     centre = centres(CLASSES + 20 + STRANGERS, dimension=32)
     base = base_session([PHOTOS] * CLASSES, centre=centre, spread=SPREAD)
     plan = rehearse(base, QUICK, unseen=True)
-    engine = ConCM(QUICK)
+    engine = Engine(QUICK)
     engine.fit_base(base)
     engine.learn(novel_session(CLASSES, [5] * 20, centre=centre, spread=SPREAD))
     return SimpleNamespace(centre=centre, engine=engine, judge=Confidence.of(engine, plan.usual))

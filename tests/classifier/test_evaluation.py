@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from concm.classifier.evaluation import Evaluation, auroc, calibration_error, evaluate
 from concm.errors import ConcmError
+from concm.records import from_json, to_json
 
 NAMES = ["cat", "dog", "okapi", "lynx"]
 
@@ -245,5 +246,5 @@ def test_no_photos_have_no_calibration_error():
 @pytest.mark.parametrize("rows", [BASE + NOVEL + STRANGERS, BASE, NOVEL], ids=["all", "base alone", "novel alone"])
 def test_an_evaluation_comes_back_from_json(rows):
     found = judged(rows)
-    assert Evaluation.from_json(json.loads(json.dumps(found.to_json()))) == found
-    assert Evaluation.from_json(found.to_json()) == found
+    assert from_json(Evaluation, json.loads(json.dumps(to_json(found)))) == found
+    assert from_json(Evaluation, to_json(found)) == found

@@ -32,6 +32,7 @@ from concm.classifier.evaluation import Evaluation
 from concm.classifier.store import Store
 from concm.demo.groceries import NAMES as GROCERIES
 from concm.files import load_tensors
+from concm.records import from_json
 from tests.support.data import encoded, huge_png
 from tests.support.html import Page
 from tests.support.photographs import BACKBONE, TinyBackbone, write_class, write_world
@@ -261,7 +262,7 @@ def test_what_a_store_knows_is_shown_as_json(zoo, capsys):
 
 def test_figures_are_printed_and_kept(zoo, world, capsys):
     text = told(capsys, "evaluate", zoo, world / "asked")
-    result = Evaluation.from_json(json.loads(told(capsys, "evaluate", zoo, world / "asked", "--json")))
+    result = from_json(Evaluation, json.loads(told(capsys, "evaluate", zoo, world / "asked", "--json")))
     assert (result.photos, result.strangers, result.classes, result.version) == (24, 4, 6, 2)
     assert result.by_class == dict.fromkeys(KNOWN, (4, 4))
     assert (result.acc, result.acc_base, result.acc_novel, result.hm) == (100, 100, 100, 100)
@@ -270,7 +271,7 @@ def test_figures_are_printed_and_kept(zoo, world, capsys):
     assert f"known photos called unknown        {result.refused:.2f} % (asked for: 5 %)" in text
     kept = shown(capsys, zoo)["evaluations"]
     assert [row["source"] for row in kept] == [str(world / "asked")] * 2
-    assert [Evaluation.from_json(row["result"]) for row in kept] == [result, result]
+    assert [from_json(Evaluation, row["result"]) for row in kept] == [result, result]
 
 
 def test_the_classes_that_go_wrong_are_named(zoo, tmp_path, capsys):

@@ -9,6 +9,7 @@ import pytest
 from concm.data import scenarios
 from concm.data.scenarios import Scenario, of_folder
 from concm.errors import Misuse
+from concm.records import from_json, to_json
 
 SIZES = {
     "cifar100": (60, 8, 5),
@@ -110,7 +111,7 @@ def test_a_variant_leaves_the_original_alone():
 @pytest.mark.parametrize("name", SIZES)
 def test_a_scenario_survives_json(name):
     scenario = scenarios.load(name).vary(way=2, shot=3)
-    assert Scenario.from_json(json.loads(json.dumps(scenario.to_json()))) == scenario
+    assert from_json(Scenario, json.loads(json.dumps(to_json(scenario)))) == scenario
 
 
 def test_a_folder_scenario_takes_classes_alphabetically_whatever_their_order():

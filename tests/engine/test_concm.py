@@ -1,4 +1,4 @@
-"""ConCM as a whole: on small worlds of Gaussian clusters, where what is right is known, and on the bundled bank."""
+"""Engine as a whole: on small worlds of Gaussian clusters, where what is right is known, and on the bundled bank."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from torch import Tensor
 
 from concm.data.scenarios import of_folder
 from concm.engine.calibration import CalibrationSettings
-from concm.engine.concm import ConCM, Settings
+from concm.engine.concm import Engine
+from concm.engine.settings import Settings
 from concm.errors import Misuse
-from concm.evaluation.metrics import novel_at
 from concm.evaluation.protocol import run
 from concm.features import bank as banks
 from concm.features.bank import Bank, Part
 from concm.features.sessions import Shots, draw, sessions
 from concm.files import load_tensors, save_tensors
 from concm.methods import choose
+from concm.metrics import novel_at
 
 torch.set_num_threads(1)  # bit for bit only holds for one number of threads
 
@@ -75,9 +76,9 @@ def quick(**changes: object) -> Settings:
 
 def taught(
     bank: Bank, settings: Settings | None = None, *, shots: Shots | None = None, until: int | None = None, seed: int = 0
-) -> ConCM:
+) -> Engine:
     """Taught all sessions of the bank, or those up to `until`."""
-    method = ConCM(settings or quick(), seed=seed)
+    method = Engine(settings or quick(), seed=seed)
     for session in sessions(bank, shots or draw(bank, 0)):
         if session.index == 0:
             method.fit_base(session)
@@ -96,7 +97,7 @@ def usual_scores() -> Tensor:
     return scores(clusters())
 
 
-def class_accuracies(method: ConCM, bank: Bank, seen: int) -> list[float]:
+def class_accuracies(method: Engine, bank: Bank, seen: int) -> list[float]:
     test = bank.test.where(bank.test.labels < seen)
     right = method.scores(test.features).argmax(1) == test.labels
     return [float(right[test.labels == label].double().mean()) for label in range(seen)]
@@ -117,7 +118,7 @@ def assert_simplex(structure: Tensor) -> None:
 )
 def test_after_every_session_all_classes_seen_are_told_apart_under_the_index_they_came_with(settings):
     bank = clusters()
-    method = ConCM(settings)
+    method = Engine(settings)
     for session in sessions(bank, draw(bank, 0)):
         (method.learn if session.index else method.fit_base)(session)
         seen = session.classes.stop
@@ -177,7 +178,7 @@ def test_a_session_is_learned_the_same_whether_or_not_others_follow():
     for to_come in (1, 2):
         alone = taught(bank.vary(sessions=to_come))
         assert torch.equal(alone.scores(bank.test.features), after[to_come])
-    method = ConCM(quick())
+    method = Engine(quick())
     for session in sessions(bank, draw(bank, 0)):
         (method.learn if session.index else method.fit_base)(session)
         assert torch.equal(method.scores(bank.test.features), after[session.index])
@@ -199,7 +200,7 @@ def test_classes_of_later_sessions_may_be_called_anything():
 )
 def test_classes_that_outgrow_the_projector_widen_it_and_life_goes_on(width, structure):
     bank = clusters()
-    method = ConCM(quick(width=width, structure=structure))
+    method = Engine(quick(width=width, structure=structure))
     widths = []
     for session in sessions(bank, draw(bank, 0)):
         (method.learn if session.index else method.fit_base)(session)
@@ -216,7 +217,7 @@ def test_classes_that_outgrow_the_projector_widen_it_and_life_goes_on(width, str
 @pytest.mark.parametrize("structure", ["matched", "greedy", "random"])
 def test_after_every_session_the_structure_is_a_simplex_of_all_classes(structure):
     bank = clusters()
-    method = ConCM(quick(structure=structure))
+    method = Engine(quick(structure=structure))
     for session in sessions(bank, draw(bank, 0)):
         (method.learn if session.index else method.fit_base)(session)
         assert method.structure.shape == (session.classes.stop, 32)
@@ -226,7 +227,7 @@ def test_after_every_session_the_structure_is_a_simplex_of_all_classes(structure
 @pytest.mark.parametrize("width", [32, 8], ids=["wide", "too narrow for the total"])
 def test_a_fixed_structure_has_room_for_all_from_the_start_and_never_moves(width):
     bank = clusters()
-    method = ConCM(quick(structure="fixed", total=ALL, width=width))
+    method = Engine(quick(structure="fixed", total=ALL, width=width))
     after = []
     for session in sessions(bank, draw(bank, 0)):
         (method.learn if session.index else method.fit_base)(session)
@@ -246,7 +247,7 @@ def test_the_nearest_structure_matches_better_than_an_assigned_one_and_that_bett
     bank = clusters()
     rates: dict[str, list[float]] = {}
     for structure in ("matched", "greedy", "random"):
-        method = ConCM(quick(structure=structure))
+        method = Engine(quick(structure=structure))
         rates[structure] = []
         for session in sessions(bank, draw(bank, 0)):
             (method.learn if session.index else method.fit_base)(session)
@@ -299,7 +300,7 @@ def test_any_number_of_views_will_do(of_base, of_novel):
 
 def test_sessions_need_not_have_the_same_number_of_views():
     bank = clusters()
-    method = ConCM(quick())
+    method = Engine(quick())
     for session, views in zip(sessions(bank, draw(bank, 0)), (2, None, 2, 1), strict=True):
         given = replace(session, views=None if views is None else session.views[:, :views])
         (method.learn if session.index else method.fit_base)(given)
@@ -454,8 +455,8 @@ def test_parameters_are_those_of_projector_and_calibrator():
     projector = layer(DIMENSION, 32) + layer(32, 32)
     calibrator = layer(DIMENSION, half) + layer(half, 16) + layer(16, DIMENSION)
     calibrator += 2 * layer(words, 8) + 2 * layer(DIMENSION, 8)
-    assert method.parameters == projector + calibrator
-    assert taught(bank, quick(calibrate=False)).parameters == projector
+    assert method.parameter_count == projector + calibrator
+    assert taught(bank, quick(calibrate=False)).parameter_count == projector
 
 
 # real features
@@ -492,7 +493,7 @@ def test_what_was_saved_and_loaded_goes_on_bit_for_bit(changes, tmp_path):
     whole = taught(bank, settings)
     first = taught(bank, settings, until=1)
     save_tensors(tmp_path / "state", "concm-test-1", first.state_dict(), {})
-    again = ConCM(settings, seed=7)
+    again = Engine(settings, seed=7)
     again.load_state_dict(load_tensors(tmp_path / "state", "concm-test-1")[0])
     for session in list(sessions(bank, draw(bank, 0)))[2:]:
         again.learn(session)
@@ -503,7 +504,7 @@ def test_what_was_saved_and_loaded_goes_on_bit_for_bit(changes, tmp_path):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def accuracy(method: ConCM, bank: Bank, label: int, column: int) -> float:
+def accuracy(method: Engine, bank: Bank, label: int, column: int) -> float:
     return float((method.scores(bank.test.features[bank.test.labels == label]).argmax(1) == column).float().mean())
 
 
@@ -527,7 +528,7 @@ def test_what_is_forgotten_can_be_saved_and_loaded():
     bank = clusters()
     method = taught(bank)
     method.forget(1)
-    again = ConCM(quick(), seed=3)
+    again = Engine(quick(), seed=3)
     again.load_state_dict(method.state_dict())
     assert torch.equal(again.scores(bank.test.features), method.scores(bank.test.features))
     for one in (method, again):
@@ -553,12 +554,12 @@ def test_a_class_that_was_taught_wrongly_is_mended_by_its_own_pictures(label):
 def test_what_was_learned_on_another_kind_of_device_goes_on_here():
     bank = clusters()
     base, *later = sessions(bank, draw(bank, 0))
-    method = ConCM(Settings(**QUICK), seed=0)
+    method = Engine(Settings(**QUICK), seed=0)
     method.fit_base(base)
     state = method.state_dict() | {"generator": torch.zeros(16, dtype=torch.uint8)}  # as a GPU's is
     found = []
     for _ in range(2):
-        here = ConCM(Settings(**QUICK), seed=0)
+        here = Engine(Settings(**QUICK), seed=0)
         here.load_state_dict(state)
         here.learn(later[0])
         found.append(here.scores(bank.test.features))

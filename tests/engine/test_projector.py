@@ -27,7 +27,7 @@ def test_it_gives_unit_vectors_whatever_the_length_of_the_features():
 @settings(max_examples=10, deadline=None)
 def test_widening_changes_no_score(more):
     network, features = projector()
-    structure = geometry.nearest(torch.randn(5, 8, generator=torch.Generator().manual_seed(1)))
+    structure = geometry.nearest_simplex(torch.randn(5, 8, generator=torch.Generator().manual_seed(1)))
     before = network(features) @ structure.T
     network.widen(8 + more)
     after = network(features) @ geometry.widen(structure, network.width).T
@@ -51,7 +51,7 @@ def test_what_was_widened_can_be_trained_into_the_new_dimensions():
 
 CENTRES = 2 * torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
 LABELS = torch.arange(4).repeat_interleave(8)
-STRUCTURE = geometry.nearest(torch.randn(4, 8, generator=torch.Generator().manual_seed(4)))
+STRUCTURE = geometry.nearest_simplex(torch.randn(4, 8, generator=torch.Generator().manual_seed(4)))
 
 
 def batch_loss(network: Projector, generator: torch.Generator) -> torch.Tensor:

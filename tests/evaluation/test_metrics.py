@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concm.evaluation.controls import average
-from concm.evaluation.metrics import accuracies, class_means, confusion, harmonic, novel_at, trade_off
 from concm.evaluation.protocol import run
 from concm.features.bank import Part
 from concm.features.sessions import draw
+from concm.metrics import accuracies, class_means, confusion, harmonic, novel_at, trade_off
 from tests.support.data import make_bank
 
 pairs = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=60)

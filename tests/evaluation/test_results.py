@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from concm import __version__
-from concm.engine.concm import ConCM
+from concm.engine.concm import Engine
 from concm.errors import ConcmError
 from concm.evaluation import bench, results
 from concm.evaluation.bench import Source, Task, collect, missing, run_all
@@ -52,7 +52,7 @@ def silent(*_: object) -> None:
 
 @pytest.fixture(scope="module")
 def result(file: Path, tmp_path_factory: pytest.TempPathFactory) -> results.Result:
-    """Of a run of ConCM, as it is written."""
+    """Of a run of Engine, as it is written."""
     out = tmp_path_factory.mktemp("out")
     tasks = [task(file, QUICK, draw=3, seed=4)]
     run_all(tasks, out, silent, jobs=1)
@@ -104,7 +104,7 @@ def test_it_has_the_figures_of_every_session(result):
 def test_its_summary_is_derived_from_the_sessions_and_the_method(result, file):
     assert result["summary"].keys() >= SUMMARY
     method = choose(QUICK).build(seed=4, device="cpu")
-    assert isinstance(method, ConCM)
+    assert isinstance(method, Engine)
     assert result["summary"] == {
         **summary(result["sessions"]),
         "memory_bytes": result["summary"]["memory_bytes"],

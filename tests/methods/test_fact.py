@@ -13,11 +13,11 @@ from torch import nn
 
 from concm.data import augment
 from concm.errors import Misuse
-from concm.evaluation.metrics import trade_off
 from concm.evaluation.protocol import BIASES
 from concm.evaluation.worlds import BASE, DIMENSION, SIDE, TRANSFORM, Small, World, trained
 from concm.methods import TOTAL, choose, fact
 from concm.methods.fact import LEARNED, beta_quantiles, interpolated, new_image, second_choice, tied
+from concm.metrics import trade_off
 from concm.training.objective import Stage
 
 torch.set_num_threads(1)  # bit for bit only holds for one number of threads

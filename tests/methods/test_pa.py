@@ -14,7 +14,7 @@ from concm.data import scenarios
 from concm.data.augment import RANDOMS
 from concm.data.transform import Transform
 from concm.errors import Misuse
-from concm.features.sessions import Session, as_base
+from concm.features.sessions import BaseSession, Session
 from concm.methods import NAMES, choose
 from concm.methods.pa import PASettings, PrototypeAntithesis, ResidualPrototypes, mixed, nearness, related, residuals
 from concm.semantics import families
@@ -41,7 +41,7 @@ def session(index, first, names, shots=5, seed=0):
 
 def base_session(names=BASE):
     learned = {"families": F.normalize(random(len(related(names)[1]), 16, seed=9))}
-    return replace(as_base(session(0, 0, names, shots=20)), learned=learned)
+    return replace(BaseSession.of(session(0, 0, names, shots=20)), learned=learned)
 
 
 def after(words, *sessions, names=BASE):
@@ -301,7 +301,7 @@ def test_classes_of_one_family_differ_by_their_species_alone():
 def test_only_prototypes_are_kept():
     method = after("pa", session(1, 5, ("tiger", "rose")))
     assert method.memory_bytes == (7 + 4) * 16 * 4
-    assert method.parameters == (3 + 2) * 16
+    assert method.parameter_count == (3 + 2) * 16
     assert choose("pa").needs == (NAMES,)
 
 

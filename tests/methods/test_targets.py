@@ -50,7 +50,7 @@ def test_dot_regression_is_five_squared_distances_from_one_on_average(lengths):
 
 def test_dot_regression_only_pulls_a_vector_along_its_own_vertex():
     """The paper's claim: there is no push from other classes in its gradient."""
-    vectors, vertices = F.normalize(random(5, 6)).requires_grad_(), geometry.random(5, 6, torch.Generator())
+    vectors, vertices = F.normalize(random(5, 6)).requires_grad_(), geometry.random_simplex(5, 6, torch.Generator())
     (gradient,) = torch.autograd.grad(dot_regression(vectors, vertices, torch.ones(5)), vectors)
     cosines = (vectors * vertices).sum(1, keepdim=True)
     along = -(1 - cosines) * (vertices - cosines * vectors)
@@ -58,7 +58,7 @@ def test_dot_regression_only_pulls_a_vector_along_its_own_vertex():
 
 
 def test_dot_regression_is_zero_on_the_vertices_whatever_the_length():
-    vertices = geometry.random(5, 6, torch.Generator())
+    vertices = geometry.random_simplex(5, 6, torch.Generator())
     assert float(dot_regression(7 * vertices, vertices, torch.ones(5))) == pytest.approx(0, abs=1e-12)
 
 
@@ -154,7 +154,7 @@ def test_the_rate_rises_to_its_peak_and_falls_to_nothing():
 @pytest.mark.parametrize(("count", "width"), [(3, 2), (10, 9), (10, 16), (100, 128)])
 def test_the_targets_minimise_the_orthogonality_loss(count, width):
     """Where the authors descend on it, the minimum is known: no random or descended vectors have less."""
-    targets = geometry.random(count, width, torch.Generator().manual_seed(0))
+    targets = geometry.random_simplex(count, width, torch.Generator().manual_seed(0))
     least = math.log(math.e + (count - 1) * math.exp(-1 / (count - 1)))
     assert float(orthogonality(targets)) == pytest.approx(least, abs=1e-9)
     vectors = random(count, width).requires_grad_()

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concm import methods
-from concm.engine.concm import ConCM, Settings
+from concm.engine.concm import Engine
+from concm.engine.settings import Settings
 from concm.errors import Misuse
 from concm.methods import Choice, choose, entries
 from concm.methods.ncm import NCM
@@ -71,7 +72,7 @@ def test_a_name_alone_is_the_method_with_its_defaults():
     choice = choose("concm")
     assert choice.label == choice.entry.name == "concm"
     assert choice.settings == Settings()
-    assert isinstance(choice.build(seed=3, device="cpu"), ConCM)
+    assert isinstance(choice.build(seed=3, device="cpu"), Engine)
 
 
 def test_what_is_chosen_is_what_is_built_with_the_seed_given():
@@ -166,7 +167,7 @@ REFUSED = {
     "ncm:alpha=0.5": ["ncm", "no settings", "'alpha=0.5'"],
     "ncm:published": ["ncm", "no settings", "'published'"],
     "concn": ["'concn'", "did you mean concm?"],
-    "ConCM": ["'ConCM'"],
+    "Engine": ["'ConCM'"],
     "qqqq": ["'qqqq'", "concm", "ncm"],
     "": ["''", "concm", "ncm"],
 }

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from concm.methods.closer import Closer
+from concm.records import to_json
 from concm.report import leaderboard
 from concm.report.bench import read_json
 from concm.training.recipe import Recipe
@@ -41,7 +42,7 @@ def table(*rows: dict, recipe: dict | None = None) -> dict:
 SHARED = table(
     row("concm", 61.0, 60.0, 2.0), row("teen", 51.0, 60.5, 0.5), row("orco", 58.0, 52.0, None), row("ncm", 49.0)
 )
-CLOSER = {"method": "closer", **Closer.schedule.to_json(), "epochs": 100}
+CLOSER = {"method": "closer", **to_json(Closer.schedule), "epochs": 100}
 OWN = table(row("closer", 47.0), row("ncm", 47.0), row("concm", 55.0), recipe=CLOSER)
 
 
@@ -147,7 +148,7 @@ def test_the_picture_has_all_of_them(tmp_path):
 
 
 def test_a_table_of_a_plain_backbone_is_a_control():
-    plain = table(row("ncm", 30.0), row("concm", 40.0), recipe={**Recipe().to_json(), "epochs": 60, "turned": 0.0})
+    plain = table(row("ncm", 30.0), row("concm", 40.0), recipe={**to_json(Recipe()), "epochs": 60, "turned": 0.0})
     found = under(leaderboard.page(SHARED, [plain], "x.png").splitlines(), "With a base session of their own")
     cells = line(found, "| `ncm`").split(" | ")
     assert cells[1] == "ours: epochs 60, turned 0.0"

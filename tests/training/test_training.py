@@ -19,8 +19,8 @@ from torch import nn
 
 from concm.files import load_tensors
 from concm.methods import entries
-from concm.training import base_session, checkpoint
-from concm.training.base_session import BaseSession
+from concm.training import checkpoint
+from concm.training import loop as base_session
 from concm.training.distributed import GlobalBatchNorm2d
 from concm.training.objective import TwoViews
 from tests.support.tiny import CONCM, CUT, call, difference, environment, same, sentence, typed, weights, write_tiny

@@ -6,9 +6,8 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
-from concm.data.scenarios import nearest
 from concm.data.transform import Transform
-from concm.errors import Misuse
+from concm.errors import Misuse, did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -101,7 +100,7 @@ def registered(name: str) -> Backbone:
         raise Misuse(
             f"the backbone is {name!r}, code that a file may not run: if you trust it, name it yourself as the backbone"
         )
-    raise Misuse(f"no backbone called {name!r}; {nearest(name, _REGISTRY)}")
+    raise Misuse(f"no backbone called {name!r}; {did_you_mean(name, _REGISTRY)}")
 
 
 def find(name: str) -> Backbone:

@@ -20,6 +20,7 @@ from concm.data.dataset import ImageSet
 from concm.data.transform import Transform
 from concm.errors import ConcmError, Misuse, in_a_line
 from concm.files import digest, load_tensors, save_tensors
+from concm.records import from_json
 
 KIND = "concm-backbone-1"
 LEARNED = "learned/"
@@ -197,7 +198,7 @@ def _trained(path: Path, mirror: bool) -> Encoder:
     network = Reading.of(network, **meta.get("reading", {"turns": (0,), "maps": False}))
     if mirror and isinstance(network, Reading) and network.maps:
         raise Misuse("--mirror averages features, and maps of a mirror image do not lie on those of the image")
-    return Encoder(meta["name"], network, Transform.from_json(meta["transform"]), meta, mirror, learned)
+    return Encoder(meta["name"], network, from_json(Transform, meta["transform"]), meta, mirror, learned)
 
 
 def _ready(name: str, transform: Transform, mirror: bool) -> Encoder:

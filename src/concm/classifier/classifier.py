@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -36,10 +36,11 @@ from concm.classifier.store import Change, ClassRow, Store, VersionRow
 from concm.classifier.stream import encoded
 from concm.data.images import Broken, BrokenPicture
 from concm.data.scenarios import natural
-from concm.engine.concm import ConCM
+from concm.engine.concm import Engine
 from concm.engine.head import Head
 from concm.engine.settings import Settings
 from concm.errors import ConcmError, Misuse
+from concm.records import from_json, to_json
 
 BACKBONE = "efficientnet_lite0"
 UNKNOWN_RATE = 0.05
@@ -65,7 +66,7 @@ class _Known:
     """What there is to know at one version."""
 
     version: int
-    engine: ConCM
+    engine: Engine
     head: Head
     confidence: Confidence
 
@@ -167,7 +168,7 @@ class Classifier:
         base = lesson.base_session()
         unseen = self._encoder.meta.get("recipe") is None
         plan = rehearse(base, settings, unseen=unseen, seed=self.seed, device=self.device)
-        engine = ConCM(plan.settings, seed=self.seed, device=self.device)
+        engine = Engine(plan.settings, seed=self.seed, device=self.device)
         engine.fit_base(base)
         store = Store.create(self.path, self._meta())
         if not unseen:
@@ -279,7 +280,7 @@ class Classifier:
         source = "photos in memory" if isinstance(photos, Mapping) else printable(photos)
         self.remarks = lesson.remarks
         try:
-            self.store.keep_evaluation(known.version, source, result.to_json(), self._waiting, self._wait)
+            self.store.keep_evaluation(known.version, source, to_json(result), self._waiting, self._wait)
         except ConcmError as error:  # the figures are what was asked for
             self.remarks = [*self.remarks, f"the figures were not kept: {error}"]
         return result
@@ -348,12 +349,12 @@ class Classifier:
                 change.add_photo(name, os.path.basename(item.name), item.digest, item.features[None], item.thumbnail)
 
     def _commit(
-        self, change: Change, action: str, detail: str, engine: ConCM, usual: Usual, first: bool = False
+        self, change: Change, action: str, detail: str, engine: Engine, usual: Usual, first: bool = False
     ) -> None:
         tensors = {f"engine.{name}": value for name, value in engine.state_dict().items()}
         tensors |= {f"confidence.{name}": value for name, value in usual.tensors().items()}
         lasting = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_LASTING)}
-        state = {"settings": asdict(engine.settings)}
+        state = {"settings": to_json(engine.settings)}
         change.commit(action, detail, tensors, state, lasting=lasting if first else None)
 
     def _load(self) -> _Known:
@@ -363,7 +364,7 @@ class Classifier:
             tensors, state = self.store.state()
             if self.store.version == version:
                 break
-        engine = ConCM(Settings.from_json(state["settings"]), seed=self.store.meta["seed"], device=self.device)
+        engine = Engine(from_json(Settings, state["settings"]), seed=self.store.meta["seed"], device=self.device)
         engine.load_state_dict(_part(tensors, "engine."))
         confidence = Confidence.of(engine, Usual(**_part(tensors, "confidence.")))
         return _Known(version, engine, engine.head, confidence)

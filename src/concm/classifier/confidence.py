@@ -17,7 +17,7 @@ from concm.engine.memory import class_sums
 from concm.engine.metric import expected_cosine
 
 if TYPE_CHECKING:
-    from concm.engine.concm import ConCM
+    from concm.engine.concm import Engine
 
 SHRINKAGE = 5.0
 """Photos that the average class counts for beside a class's own: of the order of variance within over between."""
@@ -53,7 +53,7 @@ class Confidence:
     width: Tensor
 
     @classmethod
-    def of(cls, engine: ConCM, usual: Usual) -> Confidence:
+    def of(cls, engine: Engine, usual: Usual) -> Confidence:
         """For what the engine knows now."""
         few_shot = expected_scores(*likeness(engine), engine.memory.counts.cpu(), usual.likeness)
         expected = torch.cat([usual.base, few_shot[engine.memory.base :]])
@@ -82,7 +82,7 @@ class Confidence:
         return float(self.usual.quantiles.double().quantile(rate))
 
 
-def likeness(engine: ConCM) -> tuple[Tensor, Tensor]:
+def likeness(engine: Engine) -> tuple[Tensor, Tensor]:
     """Mean cosine (classes,) of two exemplars of each class, 0 where there are less, and how many there are."""
     memory = engine.memory
     counts = torch.bincount(memory.labels, minlength=len(memory.mean)).cpu()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from concm.classifier.confidence import Confidence
 from concm.errors import ConcmError
-from concm.evaluation.metrics import accuracies, confusion
+from concm.metrics import accuracies, confusion
 
 
 @dataclass(frozen=True)
@@ -36,15 +35,6 @@ class Evaluation:
     false_accept: float | None
     auroc: float | None
     by_class: dict[str, tuple[int, int]]
-
-    def to_json(self) -> dict[str, Any]:
-        """For files."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Evaluation:
-        """Inverse of `to_json`."""
-        return cls(**{**data, "by_class": {name: (right, count) for name, (right, count) in data["by_class"].items()}})
 
 
 def evaluate(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from concm.backbones.encoder import Encoder
 from concm.classifier.confidence import Confidence
-from concm.engine.concm import ConCM
+from concm.engine.concm import Engine
 from concm.engine.head import Head
 from concm.errors import Misuse
 from concm.files import replacing, save_tensors
@@ -31,25 +31,25 @@ HEAD = ("inner_weight", "inner_bias", "outer_weight", "outer_bias", "structure",
 OUTPUTS = ("probabilities", "familiarity")
 
 
-def tensors(engine: ConCM, confidence: Confidence) -> dict[str, Tensor]:
+def tensors(engine: Engine, confidence: Confidence) -> dict[str, Tensor]:
     """What a structure file holds: the network's inputs beside the pictures."""
     head = {name: getattr(engine.head, name).cpu().contiguous() for name in HEAD}
     temperature = confidence.usual.temperature
     return {**head, "centre": confidence.centre, "width": confidence.width, "temperature": temperature}
 
 
-def about(engine: ConCM, confidence: Confidence, version: int) -> dict[str, Any]:
+def about(engine: Engine, confidence: Confidence, version: int) -> dict[str, Any]:
     """What the outputs mean: labels in order, and the familiarity below which a picture is unknown, by rate."""
     thresholds = {f"{rate:g}": max(confidence.threshold(rate), -1e30) for rate in RATES}
     return {"labels": engine.names, "base": engine.memory.base, "version": version, "unknown_below": thresholds}
 
 
-def write_structure(path: Path, engine: ConCM, confidence: Confidence, version: int) -> None:
+def write_structure(path: Path, engine: Engine, confidence: Confidence, version: int) -> None:
     """The structure file of what is known now."""
     save_tensors(path, KIND, tensors(engine, confidence), about(engine, confidence, version))
 
 
-def write_onnx(path: Path, encoder: Encoder, engine: ConCM, confidence: Confidence, version: int) -> None:
+def write_onnx(path: Path, encoder: Encoder, engine: Engine, confidence: Confidence, version: int) -> None:
     """The network, with today's labels in its metadata."""
     try:
         import onnx  # noqa: F401

@@ -14,7 +14,7 @@ from concm.classifier.photos import Picture
 from concm.classifier.stream import Encoded, encoded
 from concm.data.images import Broken, BrokenPicture
 from concm.errors import ConcmError, Misuse
-from concm.features.sessions import Session, as_base
+from concm.features.sessions import BaseSession, Session
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class Lesson:
         classes = range(first, first + len(self.photos))
         return Session(index, classes, tuple(self.photos), self.features, labels, None)
 
-    def base_session(self) -> Session:
+    def base_session(self) -> BaseSession:
         """The same as a base session, with statistics."""
-        return as_base(self.session(0, 0))
+        return BaseSession.of(self.session(0, 0))
 
     def __str__(self) -> str:
         """For the history: which classes, and how many photos of each."""

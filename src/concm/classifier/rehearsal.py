@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from concm.classifier.confidence import SHRINKAGE, Usual, expected_scores, likeness
-from concm.engine.concm import ConCM
+from concm.engine.concm import Engine
 from concm.engine.memory import class_sums
 from concm.engine.settings import Settings
-from concm.evaluation.metrics import accuracies, confusion
-from concm.features.sessions import Session, as_base
+from concm.features.sessions import BaseSession, Session
+from concm.metrics import accuracies, confusion
 from concm.progress import track
 
 SHOTS = 5
@@ -54,12 +54,12 @@ class _Scene:
     counts: Tensor
 
 
-def rehearse(base: Session, settings: Settings | None, *, unseen: bool, seed: int = 0, device: str = "cpu") -> Plan:
+def rehearse(base: BaseSession, settings: Settings | None, *, unseen: bool, seed: int = 0, device: str = "cpu") -> Plan:
     """Settings, where none are given, and what is usual; `unseen` says that the backbone has not seen these photos."""
     counts = torch.bincount(base.labels, minlength=len(base.classes))
     if not unseen:
         chosen = settings or Settings()
-        engine = ConCM(chosen, seed=seed, device=device)
+        engine = Engine(chosen, seed=seed, device=device)
         engine.fit_base(base)
         return Plan(chosen, _assumed(engine, base))
     if int(counts.max()) < 2:
@@ -100,8 +100,8 @@ def _scene(base: Session, settings: Settings, split: int, splits: int, seed: int
             new.append(label)
             shots.append(rows[:taught])
             others.append(rows[taught:])
-    engine = ConCM(settings, seed=seed, device=device)
-    engine.fit_base(as_base(_session(base, 0, old, train, 0)))
+    engine = Engine(settings, seed=seed, device=device)
+    engine.fit_base(BaseSession.of(_session(base, 0, old, train, 0)))
     if new:
         engine.learn(_session(base, 1, new, shots, len(old)))
     groups = test + others
@@ -190,7 +190,7 @@ def _temperature(scenes: list[_Scene]) -> Tensor:
     return candidates[int(np.argmin(costs))]
 
 
-def _assumed(engine: ConCM, base: Session) -> Usual:
+def _assumed(engine: Engine, base: BaseSession) -> Usual:
     """For a backbone that was trained on these photos: they lie closer to their class than new ones will."""
     scores = engine.scores(base.features).cpu()
     own = scores.gather(1, base.labels[:, None])

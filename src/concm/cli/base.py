@@ -12,6 +12,7 @@ from concm.training.recipe import Recipe, Schedule
 
 if TYPE_CHECKING:
     from concm.methods import Choice
+    from concm.training.loop import Objectives
 
     GivenRecipe = Any
 else:
@@ -64,7 +65,7 @@ def train(
     from concm.features.extract import extract
     from concm.methods import choose
     from concm.report import tables as text
-    from concm.training.base_session import BaseSession
+    from concm.training.loop import BaseRun
 
     machine.accelerator()
     if weights not in (None, "torchvision") and not Path(str(weights)).is_file():
@@ -73,13 +74,13 @@ def train(
     schedule = _schedule(choice, given(recipe))
     dataset = pictures.load(scenario, find(backbone).transform)
     fabric = machine.fabric()
-    session = BaseSession(
+    session = BaseRun(
         dataset=dataset.validation(seed=schedule.seed) if validate else dataset,
         backbone=backbone,
         recipe=schedule,
         out=out,
         fabric=fabric,
-        method=choice,
+        objective=None if choice is None else _objectives(choice),
         weights=weights,
         compiled=fabric.device.type == "cuda" and fabric.world_size == 1 if compile is None else compile,
         resident=False if stream else None,
@@ -212,6 +213,17 @@ def bank(
 
     chosen = (load(file) if file else bundled()).vary(way=way, shot=shot, sessions=sessions)
     text.show_bank(chosen, draws=draws, seed=seed, splits=splits, figure=figure)
+
+
+def _objectives(choice: Choice) -> Objectives:
+    """What a method's own base session minimises."""
+    from concm.training.loop import Objectives
+
+    objective, settings = choice.entry.objective, choice.settings
+    if objective is None:
+        raise Misuse(f"{choice.entry.name} has no base session of its own: train without --method and use its bank")
+    recorded = {"method": choice.entry.name, "settings": choice.recorded}
+    return Objectives(lambda stage: objective(stage, settings), recorded)
 
 
 def _schedule(choice: Choice | None, changed: dict[str, Any]) -> Schedule:

@@ -127,10 +127,10 @@ def conformance(method: str, /) -> None:
         A method (see `concm methods`), with settings if you like, or anybody's class: `my_package.module:MyMethod`.
     """
     from concm.evaluation.conformance import run
-    from concm.methods import choose, foreign
+    from concm.methods import choose
     from concm.report import tables as text
 
-    choice = foreign(method) or choose(method)
+    choice = choose(method)
     broken = 0
     for words, wrong in run(choice):
         broken += wrong is not None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields, is_dataclass, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from cyclopts import Parameter
-from docstring_parser import parse_from_object
 
 from concm.errors import Misuse, at_least
 
@@ -80,12 +79,10 @@ class Pictures:
 
 def changes(kind: type[Any]) -> type[Any]:
     """A group of options that has each of a settings class, none of them set: what is given replaces its value."""
-    documented = [parse_from_object(parent) for parent in kind.__mro__ if is_dataclass(parent)]
-    helps = {param.arg_name: param.description for parsed in documented for param in parsed.params}
-    optional = []
+    hints, optional = get_type_hints(kind), []
     for item in fields(kind):
-        shown = f"{helps[item.name]} [ours: {item.default}]"
-        optional.append((item.name, Annotated[get_type_hints(kind)[item.name] | None, Parameter(help=shown)], None))
+        shown = f"{item.metadata['help']} [default: {item.default}]"
+        optional.append((item.name, Annotated[hints[item.name] | None, Parameter(help=shown)], None))
     where = {"__module__": __name__}
     return Parameter(name="*")(make_dataclass(f"Given{kind.__name__}", optional, frozen=True, namespace=where))
 

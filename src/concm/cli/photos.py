@@ -13,6 +13,7 @@ from cyclopts import App, Parameter
 
 from concm.cli.options import complain
 from concm.errors import ConcmError, Misuse
+from concm.records import to_json
 
 if TYPE_CHECKING:
     from concm.classifier.classifier import Classifier
@@ -259,7 +260,7 @@ def evaluate(
     for remark in zoo.remarks:
         complain(remark)
     if json:
-        _print(result.to_json())
+        _print(to_json(result))
     else:
         show_evaluation(result)
 

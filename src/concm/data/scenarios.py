@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
-from typing import Any
 
 from concm.data.transform import Transform
-from concm.errors import Misuse
+from concm.errors import Misuse, did_you_mean
+from concm.records import from_json
 
 _FOLDER = files("concm.data") / "scenarios"
 _NATURAL = Transform(size=224, resize=256, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
@@ -34,13 +33,13 @@ class Scenario:
     def __post_init__(self) -> None:
         for what, value, least in (("base", self.base, 2), ("way", self.way, 1), ("shot", self.shot, 1)):
             if value < least:
-                raise Misuse(f"scenario {self.name}: --{what} must be at least {least}, not {value}")
+                raise Misuse(f"scenario {self.name}: `{what}` must be at least {least}, not {value}")
         for what, values in (("class", self.keys), ("class name", self.names)):
             twice = sorted(value for value, count in Counter(values).items() if count > 1)
             if twice:
                 raise Misuse(f"scenario {self.name}: {what} given twice: {', '.join(twice[:5])}")
         if self.base > len(self.keys):
-            raise Misuse(f"scenario {self.name}: --base {self.base}, but there are only {len(self.keys)} classes")
+            raise Misuse(f"scenario {self.name}: `base` is {self.base}, but there are only {len(self.keys)} classes")
 
     @property
     def sessions(self) -> int:
@@ -71,34 +70,16 @@ class Scenario:
         count = varied.seen(sessions)
         return replace(varied, keys=self.keys[:count], names=self.names[:count])
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything, as plain JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Scenario:
-        """Inverse of `to_json`."""
-        parts = tuple((str(name), int(first), int(last)) for name, first, last in data["parts"])
-        fixed = {"keys": tuple(data["keys"]), "names": tuple(data["names"]), "parts": parts}
-        return cls(**{**data, **fixed, "transform": Transform.from_json(data["transform"])})
-
 
 def names() -> list[str]:
     """The bundled scenarios."""
     return sorted(entry.name.removesuffix(".toml") for entry in _FOLDER.iterdir() if entry.name.endswith(".toml"))
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for a mistyped name: `; did you mean x?`, or what there is."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
-
-
 def load(name: str) -> Scenario:
     """A bundled scenario by name."""
     if name not in names():
-        raise Misuse(f"no scenario called {name!r}; {nearest(name, names())}")
+        raise Misuse(f"no scenario called {name!r}; {did_you_mean(name, names())}")
     data = tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
     keys: list[str] = []
     labels: list[str] = []
@@ -117,7 +98,7 @@ def load(name: str) -> Scenario:
         base=data["base"],
         way=data["way"],
         shot=data["shot"],
-        transform=Transform.from_json(data["images"]),
+        transform=from_json(Transform, data["images"]),
         parts=tuple(parts),
     )
 

@@ -20,16 +20,6 @@ class Transform:
     mean: Triple
     std: Triple
 
-    @classmethod
-    def from_json(cls, data: dict[str, object]) -> Transform:
-        """Rebuild from `dataclasses.asdict`, whose tuples JSON turns into lists."""
-        return cls(
-            size=int(data["size"]),  # type: ignore[call-overload]
-            resize=int(data["resize"]),  # type: ignore[call-overload]
-            mean=tuple(data["mean"]),  # type: ignore[arg-type]
-            std=tuple(data["std"]),  # type: ignore[arg-type]
-        )
-
     def normalise(self, images: Tensor) -> Tensor:
         """(n, 3, h, w) of 0..1 → normalised, in the same dtype."""
         mean = images.new_tensor(self.mean).view(1, 3, 1, 1)

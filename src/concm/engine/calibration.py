@@ -14,36 +14,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concm.errors import Misuse
-from concm.features.sessions import Session
+from concm.engine.descent import AdamW, descend, warmed_cosine
+from concm.features.sessions import BaseSession, Session
+from concm.records import Checked, setting
 from concm.semantics.semantics import Semantics
 
 
 @dataclass(frozen=True)
-class CalibrationSettings:
+class CalibrationSettings(Checked):
     """Defaults: the released code's layers and the paper's aggregation; steps by validation (docs/engine.md)."""
 
-    shots: int = 5
-    "Of an episode (paper, Section 3.2)."
-    steps: int = 100
-    "Episodes, each over all base classes (released code: 10,000)."
-    lr: float = 1e-3
-    "Of AdamW, cosine to zero."
-    weight_decay: float = 1e-2
-    "On all weights."
-    attention: int = 128
-    "Dimensions in which words and features are compared (released code)."
-    hidden: int = 512
-    "Of the decoder (released code)."
-    own_logit: float | None = None
-    "None adds the class's own code to the attributes' (paper); a number lets it compete with them (code: 1)."
-
-    def __post_init__(self) -> None:
-        for name, least in {"shots": 1, "steps": 0, "attention": 1, "hidden": 1, "weight_decay": 0}.items():
-            if getattr(self, name) < least:
-                raise Misuse(f"setting calibration.{name} must be at least {least}, not {getattr(self, name)}")
-        if self.lr <= 0:
-            raise Misuse("setting calibration.lr must be positive")
+    shots: int = setting(5, "Images behind each prototype of an episode (paper, Section 3.2).", least=1)
+    steps: int = setting(100, "Episodes, each over all base classes (released code: 10,000).", least=0)
+    lr: float = setting(1e-3, "Rate of AdamW, which falls to zero as a cosine.", above=0)
+    weight_decay: float = setting(1e-2, "Weight decay of AdamW, on all weights.", least=0)
+    attention: int = setting(128, "Dimensions in which words and features are compared (released code).", least=1)
+    hidden: int = setting(512, "Width of the decoder's hidden layer (released code).", least=1)
+    own_logit: float | None = setting(
+        None,
+        "None adds the class's own code to the attributes' (paper); a number lets it compete with them (code: 1).",
+    )
 
 
 class Calibrator(nn.Module):
@@ -51,8 +41,12 @@ class Calibrator(nn.Module):
 
     def __init__(self, features: Tensor, vectors: Tensor, scale: float, settings: CalibrationSettings) -> None:
         super().__init__()
+        self.scale: Tensor
+        self.features: Tensor
+        self.vectors: Tensor
         dimension, words, attention = features.shape[1], vectors.shape[1], settings.attention
-        self.settings, self.scale = settings, scale
+        self.settings = settings
+        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float64))
         self.register_buffer("features", features / scale)
         self.register_buffer("vectors", vectors)
         self.encoder = nn.Sequential(nn.Linear(dimension, dimension // 2), nn.ReLU())
@@ -114,7 +108,7 @@ def episode(session: Session, classes: Tensor, shots: int, generator: torch.Gene
 
 
 def train(
-    session: Session,
+    session: BaseSession,
     semantics: Semantics,
     settings: CalibrationSettings,
     *,
@@ -122,8 +116,6 @@ def train(
     seed: int = 0,
 ) -> Calibrator:
     """Meta-train on episodes of the base session's classes (or of some of them): MSE to their true means (Eq. 4)."""
-    assert session.mean is not None
-    assert session.counts is not None
     labels = sorted(session.classes if classes is None else classes)
     device = session.features.device
     chosen = torch.tensor(labels, device=device)
@@ -136,15 +128,13 @@ def train(
             attribute_features(mean, session.counts[chosen], association), semantics.vectors.to(device), scale, settings
         ).to(device)
     generator = torch.Generator(device).manual_seed(seed)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
-    for _ in range(settings.steps):
+
+    def loss() -> Tensor:
         completed = network(episode(session, chosen, settings.shots, generator), vectors, association)
-        loss = F.mse_loss(completed / scale, mean / scale, reduction="sum") / len(chosen)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
+        return F.mse_loss(completed / scale, mean / scale, reduction="sum") / len(chosen)
+
+    rates = warmed_cosine(settings.lr, settings.steps)
+    descend(network.parameters(), loss, rates, AdamW(settings.weight_decay))
     return network.eval().requires_grad_(False)
 
 

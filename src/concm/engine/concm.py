@@ -5,38 +5,34 @@ Nothing here depends on how many classes or sessions are still to come, unless a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.engine import calibration, geometry, losses, projector
+from concm.engine import calibration, geometry, losses
 from concm.engine.calibration import Calibrator
+from concm.engine.descent import AdamW, descend, warmed_cosine
 from concm.engine.head import Head
 from concm.engine.memory import Memory, Sampler, class_statistics, class_sums, spread
 from concm.engine.metric import Metric, expected_cosine
 from concm.engine.projector import Projector
 from concm.engine.settings import Settings
+from concm.engine.state import Stateful, count_bytes
 from concm.errors import Misuse
-from concm.features.sessions import Session
-from concm.methods import method
-from concm.methods.base import restore
+from concm.features.sessions import BaseSession, Session
 from concm.semantics.overrides import bundled
 from concm.semantics.semantics import Semantics
 
 
-@method(
-    "concm",
-    title="ConCM: consistency-driven calibration and matching",
-    paper="ICLR 2026",
-    settings=Settings,
-)
-class ConCM:
-    """The three verbs; see `Settings` for what can be varied."""
+class Engine(Stateful):
+    """The three verbs of a method; see `Settings` for what can be varied."""
+
+    values = ("names", "pool", "smr", "remarks", "senses")
+    structure: Tensor
+    free: Tensor
 
     def __init__(
         self,
@@ -46,12 +42,10 @@ class ConCM:
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
+        super().__init__(seed=seed, device=device)
         self.settings = settings or Settings()
         self._semantics = semantics
         self._senses: dict[str, str] = {}
-        self.seed = seed
-        self.device = torch.device(device)
-        self.generator = torch.Generator(self.device).manual_seed(seed)
         self.metric: Metric | None = None
         self.calibrator: Calibrator | None = None
         self.structure = torch.empty(0, self.settings.width, device=self.device)
@@ -61,13 +55,13 @@ class ConCM:
         self.pool: list[str] = []
         self.remarks: list[str] = []
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Learn the metric, the MPC network, and a projector that matches the base classes to their structure."""
         settings = self.settings
         base = base.to(self.device)
         if settings.whitening is not None:
             self.metric = Metric.whitening(base, settings.whitening)
-            base = self.metric.apply(base)
+            base = self.metric.read(base)
         self.memory = Memory.of_base(base)
         self.names, self.pool = list(base.names), list(base.names)
         if settings.calibrate:
@@ -83,7 +77,7 @@ class ConCM:
         """Calibrate the new prototypes, remember them, match structure and projector to all classes."""
         session = session.to(self.device)
         if self.metric is not None:
-            session = self.metric.apply(session)
+            session = self.metric.read(session)
         self.memory.add(session, *self._statistics(session), replay=self.settings.replay)
         self.names += session.names
         self._match(self.settings.steps, session=session.index)
@@ -102,7 +96,7 @@ class ConCM:
             session = Session(1, range(label, label + 1), (self.names[label],), features, labels, views).to(self.device)
             average = session.features.mean(0, keepdim=True)
             if self.metric is not None:
-                session, average = self.metric.apply(session), self.metric(average)
+                session, average = self.metric.read(session), self.metric(average)
             if label < self.memory.base:
                 mean, std = average, class_statistics(session, with_views=False)[1]
             else:
@@ -175,64 +169,40 @@ class ConCM:
         return self.head(features.to(self.device))
 
     @property
+    def senses(self) -> dict[str, str]:
+        """The synset that each class name was taken for, so that a loaded engine reads names as this one does."""
+        return self._senses if self._semantics is None else self._semantics.senses
+
+    @senses.setter
+    def senses(self, known: dict[str, str]) -> None:
+        self._senses = known
+        self._semantics = self._semantics and self._semantics.learn(self.names)
+
+    @property
     def memory_bytes(self) -> int:
         """What is kept of the data: statistics, exemplars, the metric, and the attributes' prototypes."""
         kept = [] if self.metric is None else [self.metric.matrix]
         kept += [] if self.calibrator is None else [self.calibrator.get_buffer("features")]
-        return self.memory.bytes + sum(tensor.numel() * tensor.element_size() for tensor in kept)
+        return self.memory.bytes + count_bytes(kept)
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """Trained weights."""
-        trained = [self.projector] if self.calibrator is None else [self.projector, self.calibrator]
-        return sum(weight.numel() for network in trained for weight in network.parameters()) + self.free.numel()
+        return sum(weight.numel() for weight in self.parameters()) + self.free.numel()
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """All that was learned, as tensors; with the same settings, what loads it goes on as this one would."""
-        state = {"structure": self.structure, "free": self.free, "generator": self.generator.get_state()}
-        for item in fields(Memory):
-            value = getattr(self.memory, item.name)
-            state[f"memory.{item.name}"] = torch.tensor(value) if item.name == "base" else value
-        networks = {"projector": self.projector} | ({"calibrator": self.calibrator} if self.calibrator else {})
-        for name, network in networks.items():
-            state |= {f"{name}.{key}": value for key, value in network.state_dict().items()}
-        if self.metric is not None:
-            state["metric"] = self.metric.matrix
-        known: dict[str, Any] = {"names": self.names, "pool": self.pool, "smr": self.smr, "remarks": self.remarks}
-        if self.calibrator is not None:
-            senses = self._senses if self._semantics is None else self._semantics.senses
-            known |= {"scale": self.calibrator.scale, "senses": senses}
-        state["known"] = torch.tensor(list(json.dumps(known).encode()), dtype=torch.uint8)
-        return {name: value.detach().clone() for name, value in state.items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Inverse of `state_dict`; attributes from elsewhere than WordNet must be given to the constructor again."""
-        generator, known = state["generator"], json.loads(bytes(state["known"].tolist()))
-        state = {name: value.to(self.device) for name, value in state.items()}
-        restore(self.generator, generator, self.seed)
-        self.structure, self.free = state["structure"], state["free"]
-        self.names, self.pool, self.smr, self.remarks = (known[key] for key in ("names", "pool", "smr", "remarks"))
-        values: dict[str, Any] = {item.name: state[f"memory.{item.name}"] for item in fields(Memory)}
-        self.memory = Memory(**{**values, "base": int(values["base"])})
-        self.metric = Metric(state["metric"]) if "metric" in state else None
-        parts = {
-            name: {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
-            for name in ("projector", "calibrator")
-        }
-        hidden, dimension = parts["projector"]["inner.weight"].shape
-        trained = parts["calibrator"]
-        with torch.random.fork_rng(devices=[]):
-            self.projector = Projector(dimension, len(parts["projector"]["outer.bias"]), hidden).to(self.device)
-            self.calibrator = None
-            if trained:
-                self.calibrator = Calibrator(trained["features"], trained["vectors"], 1.0, self.settings.calibration)
-        self.projector.load_state_dict(parts["projector"])
-        if self.calibrator is not None:
-            self.calibrator.scale = known["scale"]
-            self.calibrator.to(self.device).load_state_dict(trained)
-            self.calibrator.eval().requires_grad_(False)
-            self._senses = known["senses"]
-            self._semantics = self._semantics and self._semantics.learn(self.names)
+    def rebuild(self, state: Mapping[str, Tensor]) -> None:
+        """Make metric, memory and networks of the sizes that the state has; attributes from elsewhere than WordNet
+        must be given to the constructor again.
+        """
+        self.memory = Memory.empty()
+        self.metric = Metric(state["metric.matrix"]) if "metric.matrix" in state else None
+        hidden, dimension = state["projector.inner.weight"].shape
+        self.projector = Projector(dimension, len(state["projector.outer.bias"]), hidden)
+        self.calibrator = None
+        if "calibrator.features" in state:
+            pool = (state["calibrator.features"], state["calibrator.vectors"])
+            self.calibrator = Calibrator(*pool, 1.0, self.settings.calibration).eval().requires_grad_(False)
+        self.to(self.device)
 
     def _match(self, steps: int, session: int) -> None:
         """Re-match the structure to all classes known, then the projector to the structure (Theorem 1, Eq. 13–15)."""
@@ -266,9 +236,8 @@ class ConCM:
             return value
 
         parameters = [*self.projector.parameters(), *([structure] if free else [])]
-        projector.train(
-            parameters, loss, self.generator, steps=steps, lr=settings.lr, weight_decay=settings.weight_decay
-        )
+        rates = warmed_cosine(settings.lr, steps, max(1, steps // 10) - 1)
+        descend(parameters, loss, rates, AdamW(settings.weight_decay), random=self.generator)
         if free:  # nothing to compare with but the means themselves, as nearest class mean does
             self.free = structure.detach()
             structure = self._projected_means(sampler)
@@ -286,23 +255,20 @@ class ConCM:
         """The structure that the projector is to be matched to."""
         kind, (count, width) = self.settings.structure, initial.shape
         if kind == "matched":
-            return geometry.nearest(initial)
+            return geometry.nearest_simplex(initial)
         if kind == "fixed":  # the same one at every session
-            assert self.settings.total is not None
-            if count > self.settings.total:
-                raise Misuse(
-                    f"structure=fixed has room for total={self.settings.total} classes, and this is the {count}th"
-                )
+            room = self.settings.total or count
+            if count > room:
+                raise Misuse(f"structure=fixed has room for total={room} classes, and this is the {count}th")
             same = torch.Generator(self.device).manual_seed(self.seed)
-            return geometry.random(self.settings.total, width, same)[:count].to(initial.dtype)
-        drawn = geometry.random(count, width, self.generator).to(initial.dtype)
+            return geometry.random_simplex(room, width, same)[:count].to(initial.dtype)
+        drawn = geometry.random_simplex(count, width, self.generator).to(initial.dtype)
         return geometry.assigned(initial, drawn) if kind == "greedy" else drawn
 
     def _weights(self, session: int) -> Tensor | None:
         """Class weights of the matching loss."""
         if self.settings.schedule == "equal" or session == 0:
             return None
-        assert self.settings.sessions is not None
         weights = torch.full((len(self.memory.mean),), 2.0, device=self.device)
-        weights[: self.memory.base] = 0.05 if session <= self.settings.sessions / 2 else 0.5
+        weights[: self.memory.base] = 0.05 if 2 * session <= (self.settings.sessions or 0) else 0.5
         return weights

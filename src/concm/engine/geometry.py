@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
+from concm.engine.assignment import assignment
 from concm.errors import Misuse
 
 
-def nearest(means: Tensor) -> Tensor:
+def nearest_simplex(means: Tensor) -> Tensor:
     """The ETF that matches the class means (n, d) best (Theorem 1): no other one has a larger sum of inner products.
 
     The means are normalised first. Directions in which they do not differ are filled in arbitrarily, so it is an
@@ -32,7 +31,7 @@ def nearest(means: Tensor) -> Tensor:
     return _frame(basis, _polar(basis.T @ unit)).to(means.dtype)
 
 
-def random(count: int, dimension: int, generator: torch.Generator) -> Tensor:
+def random_simplex(count: int, dimension: int, generator: torch.Generator) -> Tensor:
     """An ETF in a random position: float64, on the generator's device."""
     _fits(count, dimension)
     noise = torch.randn(dimension, max(1, count - 1), generator=generator, device=generator.device, dtype=torch.float64)
@@ -96,34 +95,3 @@ def _centred_basis(count: int, device: torch.device) -> Tensor:
     basis = -torch.triu(torch.ones(count, count - 1, dtype=torch.float64, device=device))
     basis[1:] += rank.diag()
     return basis / (rank * (rank + 1)).sqrt()
-
-
-def assignment(cost: NDArray[np.float64]) -> NDArray[np.int64]:
-    """For each row of (n, m), n ≤ m, its column in the cheapest one-to-one assignment (shortest augmenting paths)."""
-    rows, columns = cost.shape
-    row_price, column_price = np.zeros(rows), np.zeros(columns)
-    owner = np.full(columns, -1)
-    for start in range(rows):
-        distance = np.full(columns, np.inf)
-        came_from = np.full(columns, -1)
-        done = np.zeros(columns, dtype=bool)
-        row, column, reached = start, -1, 0.0
-        while row >= 0:
-            through = reached + cost[row] - row_price[row] - column_price
-            shorter = ~done & (through < distance)
-            distance[shorter], came_from[shorter] = through[shorter], column
-            column = int(np.where(done, np.inf, distance).argmin())
-            reached = distance[column]
-            done[column] = True
-            row = owner[column]
-        settled = done & (owner >= 0)
-        row_price[owner[settled]] += reached - distance[settled]
-        row_price[start] += reached
-        column_price[done] -= reached - distance[done]
-        while column >= 0:
-            before = came_from[column]
-            owner[column] = owner[before] if before >= 0 else start
-            column = before
-    result = np.empty(rows, dtype=np.int64)
-    result[owner[owner >= 0]] = np.flatnonzero(owner >= 0)
-    return result

@@ -5,36 +5,40 @@ Everything after the base session is trained on samples drawn from here, so no p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.features.sessions import Session
+from concm.engine.state import Growing, count_bytes
+from concm.features.sessions import BaseSession, Session
 
 Around = Literal["exemplars", "prototype"]
 
 
-@dataclass
-class Memory:
+class Memory(Growing):
     """Statistics (n, d) of all classes seen so far, and exemplar features (m, d) of the novel ones with their views."""
 
-    mean: Tensor
-    std: Tensor
-    counts: Tensor
-    exemplars: Tensor
-    labels: Tensor
-    views: Tensor
-    base: int
+    def __init__(
+        self,
+        mean: Tensor,
+        std: Tensor,
+        counts: Tensor,
+        exemplars: Tensor,
+        labels: Tensor,
+        views: Tensor,
+        base: int,
+    ) -> None:
+        super().__init__()
+        self.mean, self.std, self.counts = mean, std, counts
+        self.exemplars, self.labels, self.views = exemplars, labels, views
+        self.base = base
 
     @classmethod
-    def of_base(cls, session: Session) -> Memory:
+    def of_base(cls, session: BaseSession) -> Memory:
         """The base classes: exact statistics, and no exemplar of any."""
-        assert session.mean is not None
-        assert session.std is not None
-        assert session.counts is not None
         empty = session.features.new_empty(0, session.features.shape[1])
         views = session.views.shape[1] if session.views is not None else 0
         return cls(
@@ -46,6 +50,20 @@ class Memory:
             views=empty.new_empty(0, views, empty.shape[1]),
             base=len(session.classes),
         )
+
+    @classmethod
+    def empty(cls) -> Memory:
+        """One that nothing is in yet, for a state to be loaded into."""
+        nothing = torch.empty(0)
+        return cls(nothing, nothing, nothing, nothing, nothing, nothing, 0)
+
+    def get_extra_state(self) -> Tensor:
+        """The number of base classes."""
+        return torch.tensor(self.base)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Inverse of `get_extra_state`."""
+        self.base = int(state)
 
     def add(self, session: Session, mean: Tensor, std: Tensor, *, replay: int) -> None:
         """Remember a session's classes by their (calibrated) means and spreads, with `replay` exemplars each."""
@@ -124,8 +142,7 @@ class Memory:
     @property
     def bytes(self) -> int:
         """How much it takes."""
-        tensors = (getattr(self, item.name) for item in fields(self) if item.name != "base")
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return count_bytes(self.buffers())
 
 
 @dataclass(frozen=True)

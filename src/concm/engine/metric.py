@@ -7,24 +7,31 @@ backbone's own base images is too small to be trusted, so it is shrunk strongly 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from concm.engine.memory import class_sums
-from concm.features.sessions import Session
+from concm.engine.state import Growing
+from concm.features.sessions import BaseSession, Session
+
+AnySession = TypeVar("AnySession", bound=Session)
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(Growing):
     """Features (…, d) → unit vectors (…, d) that are compared by cosine."""
 
     matrix: Tensor
 
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__()
+        self.matrix = matrix
+
     @classmethod
-    def whitening(cls, base: Session, shrinkage: float) -> Metric:
+    def whitening(cls, base: BaseSession, shrinkage: float) -> Metric:
         """(W + shrinkage · mean variance · I)^(−1/2), W the covariance within the base classes."""
         unit = F.normalize(base.features.double(), dim=-1)
         counts = torch.bincount(base.labels, minlength=len(base.classes)).clamp(min=1)
@@ -38,15 +45,15 @@ class Metric:
         scale = (values.clamp(min=0) / level + shrinkage).clamp(min=torch.finfo(torch.float32).eps).rsqrt()
         return cls((vectors * scale @ vectors.T).to(base.features.dtype))
 
-    def __call__(self, features: Tensor) -> Tensor:
+    def forward(self, features: Tensor) -> Tensor:
         """Unit vectors in which distances mean the same in all directions."""
         return F.normalize(F.normalize(features, dim=-1) @ self.matrix, dim=-1)
 
-    def apply(self, session: Session) -> Session:
+    def read(self, session: AnySession) -> AnySession:
         """The session as seen through the metric; a base session's spreads are those of the images at hand."""
         features = self(session.features)
         views = None if session.views is None else self(session.views)
-        if session.mean is None:
+        if not isinstance(session, BaseSession):
             return replace(session, features=features, views=views)
         std = [features[session.labels == label].std(0, correction=0) for label in session.classes]
         pooled = torch.stack([own for own in std if own.isfinite().all()]).mean(0)

@@ -2,91 +2,103 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from concm.engine.calibration import CalibrationSettings
 from concm.engine.memory import Around
 from concm.errors import Misuse
+from concm.records import Checked, setting
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Defaults: chosen by validation on base classes (docs/engine.md); `published()` is the paper's form."""
+class Settings(Checked):
+    """Settings of ConCM, chosen by validation on base classes (docs/engine.md).
+
+    Every field carries its help and its bounds; `published()` is the paper's form, `full()` one for a GPU.
+
+    Parameters
+    ----------
+    **changes
+        Any field by its name; those that are left out have their defaults.
+
+    Examples
+    --------
+    >>> import concm
+    >>> concm.Settings(alpha=0.5).alpha
+    0.5
+    >>> concm.Settings.published().prototypes
+    0.0
+    """
 
     PRESETS: ClassVar = ("published", "full")
 
-    whitening: float | None = 10.0
-    "Shrinkage of the metric's whitening, in mean variances; none compares plain features (paper)."
-    calibrate: bool = True
-    "Complete prototypes by the attributes of their class (MPC)."
-    alpha: float = 0.7
-    "Share of the few-shot prototype in the calibrated one (paper: 0.6; Eq. 5)."
-    calibration: CalibrationSettings = field(default_factory=CalibrationSettings)
-    "Of the MPC network."
-    views: bool = True
-    "Count the shots' augmented views into prototypes and spreads, where the bank has them (paper: no)."
-    spread: Literal["borrowed", "own"] = "borrowed"
-    'Novel spreads: their own and that of similar base classes, or their own alone (paper\'s "standard").'
-    beta: float = 0.6
-    "Scale of the borrowed spread (paper, appendix)."
-    gamma: float = 16.0
-    "How similar a base class must be for its spread to count (paper, appendix)."
-    noise: float = 3.0
-    "Spread of all samples, in standard deviations (paper: 1)."
-    around: Around = "exemplars"
-    "What novel samples are drawn around (paper: prototype)."
-    replay: int = 5
-    "Exemplars kept of each novel class (paper: 5, and 0 and 1 studied)."
-    structure: Literal["matched", "greedy", "random", "fixed", "learned"] = "matched"
-    "Nearest simplex (DSM); a random one, assigned (GM) or not (RM); one for `total` classes (FS); or free vectors."
-    total: int | None = None
-    "Classes that a fixed structure reserves room for; nothing else needs it."
-    loss: Literal["match", "match+scl", "match+contrast"] = "match"
-    "Cross-entropy over the structure, with supervised contrast, or with contrast anchored in the structure (paper)."
-    scale: float = 16.0
-    "Of the cosines in the matching loss (paper: 1)."
-    temperature: float = 0.07
-    "Of the contrast (paper, appendix)."
-    schedule: Literal["equal", "released"] = "equal"
-    "Weights of base and novel samples: equal, or the released code's, which must know the number of `sessions`."
-    sessions: int | None = None
-    "Sessions to come, for the released schedule; nothing else needs it."
-    width: int = 128
-    "d_g to start with (paper: 128); it grows when classes outgrow it."
-    hidden: int = 512
-    "Of the projector (released code: 2048)."
-    per_base: int = 8
-    "Samples of a base class in a step."
-    per_novel: int = 8
-    "Samples of a novel class in a step."
-    batch: int = 1024
-    "Samples in a step at most; with more classes than that allows, each step takes some of them."
-    base_steps: int = 30
-    "Of the base session."
-    steps: int = 20
-    "Of each later session."
-    lr: float = 1e-3
-    "Peak rate of AdamW."
-    weight_decay: float = 1e-2
-    "Of AdamW."
-    prototypes: float = 0.75
-    "Share of the prototypes' cosines in the score; the rest is the structure's (paper: 0)."
-    novel_bias: float = 0.07
-    "Added to the scores of novel classes of five shots; with fewer it is more, see `likeness` (paper: 0)."
-    likeness: float = 0.55
-    "Cosine of two images of one class in the metric, from which it follows how the bias changes with the shots."
+    whitening: float | None = setting(
+        10.0, "Shrinkage of the metric's whitening, in mean variances; none compares plain features (paper).", least=0
+    )
+    calibrate: bool = setting(True, "Complete prototypes by the attributes of their class (MPC).")
+    alpha: float = setting(
+        0.7, "Share of the few-shot prototype in the calibrated one (paper: 0.6; Eq. 5).", least=0, most=1
+    )
+    calibration: CalibrationSettings = setting(CalibrationSettings(), "Settings of the MPC network.")
+    views: bool = setting(
+        True, "Count the shots' augmented views into prototypes and spreads, where the bank has them (paper: no)."
+    )
+    spread: Literal["borrowed", "own"] = setting(
+        "borrowed",
+        'Novel spreads: their own and that of similar base classes, or their own alone (the paper\'s "standard").',
+    )
+    beta: float = setting(0.6, "Scale of the borrowed spread (paper, appendix).", least=0)
+    gamma: float = setting(16.0, "How similar a base class must be for its spread to count (paper, appendix).")
+    noise: float = setting(3.0, "Spread of all samples, in standard deviations (paper: 1).", least=0)
+    around: Around = setting("exemplars", "What novel samples are drawn around (paper: prototype).")
+    replay: int = setting(5, "Exemplars kept of each novel class (paper: 5, and 0 and 1 studied).", least=0)
+    structure: Literal["matched", "greedy", "random", "fixed", "learned"] = setting(
+        "matched",
+        "The nearest simplex (DSM); a random one, assigned (GM) or not (RM); one for `total` classes (FS); or free"
+        " vectors.",
+    )
+    total: int | None = setting(
+        None, "Classes that a fixed structure reserves room for; nothing else needs it.", least=2
+    )
+    loss: Literal["match", "match+scl", "match+contrast"] = setting(
+        "match",
+        "Cross-entropy over the structure, with supervised contrast, or with contrast anchored in the structure"
+        " (paper).",
+    )
+    scale: float = setting(16.0, "Factor of the cosines in the matching loss (paper: 1).", above=0)
+    temperature: float = setting(0.07, "Temperature of the contrast (paper, appendix).", above=0)
+    schedule: Literal["equal", "released"] = setting(
+        "equal",
+        "Weights of base and novel samples: equal, or the released code's, which must know the number of `sessions`.",
+    )
+    sessions: int | None = setting(None, "Sessions to come, for the released schedule; nothing else needs it.", least=1)
+    width: int = setting(128, "d_g to start with (paper: 128); it grows when classes outgrow it.", least=1)
+    hidden: int = setting(512, "Width of the projector's hidden layer (released code: 2048).", least=1)
+    per_base: int = setting(8, "Samples of each base class in a step.", least=1)
+    per_novel: int = setting(8, "Samples of each novel class in a step.", least=1)
+    batch: int = setting(
+        1024, "Samples in a step at most; with more classes than that allows, each step takes some of them.", least=1
+    )
+    base_steps: int = setting(30, "Steps of the base session.", least=0)
+    steps: int = setting(20, "Steps of each later session.", least=0)
+    lr: float = setting(1e-3, "Peak rate of AdamW.", above=0)
+    weight_decay: float = setting(1e-2, "Weight decay of AdamW.", least=0)
+    prototypes: float = setting(
+        0.75, "Share of the prototypes' cosines in the score; the rest is the structure's (paper: 0).", least=0, most=1
+    )
+    novel_bias: float = setting(
+        0.07, "Added to the scores of novel classes of five shots; with fewer it is more, see `likeness` (paper: 0)."
+    )
+    likeness: float = setting(
+        0.55,
+        "Cosine of two images of one class in the metric, from which it follows how the bias changes with the shots.",
+        least=0,
+        most=1,
+    )
 
     def __post_init__(self) -> None:
-        least = {"replay": 0, "width": 1, "hidden": 1, "per_base": 1, "per_novel": 1, "batch": 1, "base_steps": 0}
-        least |= {"steps": 0, "noise": 0, "beta": 0, "whitening": 0, "weight_decay": 0, "total": 2, "sessions": 1}
-        for name, value in least.items():
-            if getattr(self, name) is not None and getattr(self, name) < value:
-                raise Misuse(f"setting {name} must be at least {value}, not {getattr(self, name)}")
-        if not (0 <= self.alpha <= 1 and 0 <= self.prototypes <= 1 and 0 <= self.likeness <= 1):
-            raise Misuse("settings alpha, prototypes and likeness are between 0 and 1")
-        if not (self.temperature > 0 and self.lr > 0 and self.scale > 0):
-            raise Misuse("settings temperature, lr and scale must be positive")
+        super().__post_init__()
         if self.structure == "fixed" and self.total is None:
             raise Misuse("structure=fixed reserves room for all classes to come, so it needs total=N")
         if self.schedule == "released" and self.sessions is None:
@@ -98,16 +110,11 @@ class Settings:
         needs = {
             "class names": self.calibrate,
             "views of the shots": self.views,
-            f"exemplars: {self.replay} a novel class": self.replay > 0,
+            f"exemplars: {self.replay} per novel class": self.replay > 0,
             "number of classes to come": self.structure == "fixed",
             "number of sessions to come": self.schedule == "released",
         }
         return tuple(name for name, needed in needs.items() if needed)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Settings:
-        """Inverse of `dataclasses.asdict`; settings that a file does not name have their defaults."""
-        return cls(**{**data, "calibration": CalibrationSettings(**data["calibration"])})
 
     @classmethod
     def published(cls) -> Settings:
@@ -130,5 +137,5 @@ class Settings:
 
     @classmethod
     def full(cls) -> Settings:
-        """The paper's samples a step and hidden units, and five times the steps: for a GPU, to see what haste costs."""
+        """The paper's samples per step and hidden units, and five times the steps: for a GPU."""
         return cls(hidden=2048, per_base=100, per_novel=50, batch=10_000, base_steps=150, steps=100)

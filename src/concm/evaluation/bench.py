@@ -78,7 +78,7 @@ class Task:
         method = choice.build(seed=self.seed, device=self.device)
         sessions: list[dict[str, Any]] = []
         with _one_thread():
-            for figures in run(method, bank, self.shots(bank), pictures=PICTURES in choice.needs):
+            for figures in run(method, bank, self.shots(bank), needs=choice.needs):
                 sessions.append(figures)
                 listen(f"{self.method} draw {self.draw}", figures["index"], figures)
         return results.finished(self.head(bank), sessions, method)

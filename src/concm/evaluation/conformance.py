@@ -21,7 +21,8 @@ from concm.evaluation.worlds import ANIMALS, BASE, World
 from concm.features.bank import Bank, Part
 from concm.features.sessions import Session, draw, sessions
 from concm.files import load_tensors, save_tensors
-from concm.methods import EXEMPLARS, NAMES, PICTURES, POOL, TOTAL, VIEWS, Choice, Method
+from concm.methods import EXEMPLARS, NAMES, PICTURES, POOL, TOTAL, VIEWS, Choice, Method, teach
+from concm.methods.registry import granted
 
 MINERALS = ("agate", "basalt", "chalk", "diamond", "emerald", "flint", "gold", "iron", "jade", "lead", "marble", "opal")
 
@@ -34,10 +35,7 @@ def taught(choice: Choice, world: World, seed: int = 0) -> Iterator[tuple[Method
     """The method after each session, and how many classes it should know."""
     method = choice.build(seed=seed, device="cpu")
     for session in world.sessions:
-        if session.index == 0:
-            method.fit_base(session)
-        else:
-            method.learn(session)
+        teach(method, session)
         yield method, session.classes.stop
 
 
@@ -113,12 +111,13 @@ def the_world_is_left_alone(choice: Choice) -> None:
     _need(torch.equal(before, torch.get_rng_state()), "torch's global random state was used")
     for given, kept in zip(world.sessions, twin.sessions, strict=True):
         for name in ("features", "labels", "views", "mean", "std", "counts", "pictures"):
-            old, new = getattr(kept, name), getattr(given, name)
-            _need(old is None or torch.equal(old, new), f"the session's {name} were changed")
-        if kept.backbone is not None and given.backbone is not None:
-            weights = given.backbone.network.state_dict()
-            same = all(torch.equal(value, weights[name]) for name, value in kept.backbone.network.state_dict().items())
-            _need(same, "the session's backbone was trained: copy it")
+            old, new = getattr(kept, name, None), getattr(given, name, None)
+            _need(old is None or (new is not None and torch.equal(old, new)), f"the session's {name} were changed")
+    given_backbone, kept_backbone = world.base.backbone, twin.base.backbone
+    if given_backbone is not None and kept_backbone is not None:
+        weights = given_backbone.network.state_dict()
+        same = all(torch.equal(value, weights[name]) for name, value in kept_backbone.network.state_dict().items())
+        _need(same, "the session's backbone was trained: copy it")
 
 
 def state_goes_through_disk_bit_for_bit(choice: Choice) -> None:
@@ -154,7 +153,7 @@ def it_uses_no_more_than_it_declares(choice: Choice) -> None:
         VIEWS: lambda session: replace(session, views=None),
         TOTAL: lambda session: replace(session, total=None),
         POOL: lambda session: replace(session, pool=None),
-        PICTURES: lambda session: replace(session, pictures=None, backbone=None),
+        PICTURES: lambda session: granted(session, (TOTAL, POOL)),
     }
     for need, changed in others.items():
         if need not in needs:
@@ -185,16 +184,13 @@ def it_keeps_no_image_that_it_does_not_declare(choice: Choice) -> None:
 def it_sees_no_test_data(choice: Choice) -> None:
     """It learns all sessions of a bank whose test part cannot be touched."""
     world = World.of(choice=choice)
-    base, *later = world.sessions
+    base, later = world.base, world.sessions[1:]
     features, labels = (torch.cat([getattr(session, name) for session in later]) for name in ("features", "labels"))
     views, pictures = (
         None if getattr(base, name) is None else torch.cat([getattr(session, name) for session in later])
         for name in ("views", "pictures")
     )
     part = Part(features, labels, views, [], pictures)
-    assert base.mean is not None
-    assert base.std is not None
-    assert base.counts is not None
     bank = _Sealed(
         scenario=of_folder(ANIMALS[: BASE + 4], base=BASE, way=2, shot=5),
         encoder={} if base.backbone is None else base.backbone.identity,
@@ -226,7 +222,9 @@ def memory_is_reported(choice: Choice) -> None:
             isinstance(method.memory_bytes, int) and method.memory_bytes > 0, "memory_bytes must be a positive number"
         )
         _need(method.memory_bytes >= before, f"with {seen} classes it reports less memory than before")
-        _need(isinstance(method.parameters, int) and method.parameters >= 0, "parameters must be a number")
+        _need(
+            isinstance(method.parameter_count, int) and method.parameter_count >= 0, "parameter_count must be a number"
+        )
         before = method.memory_bytes
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from concm.evaluation.metrics import accuracies, class_means, confusion, trade_off
 from concm.features.bank import Bank
 from concm.features.sessions import Shots, sessions
-from concm.methods import Method
+from concm.methods import PICTURES, Method, teach
+from concm.methods.registry import granted
+from concm.metrics import accuracies, class_means, confusion, trade_off
 
 BIASES = np.round(
     np.concatenate([np.linspace(-0.5, 0.5, 201), np.geomspace(0.55, 4, 12), -np.geomspace(0.55, 4, 12)]), 4
@@ -20,8 +21,11 @@ BIASES = np.round(
 BIASES.sort()
 
 
-def run(method: Method, bank: Bank, shots: Shots, *, pictures: bool = False) -> Iterator[dict[str, Any]]:
-    """Figures of the base session, then of each incremental one, as they come; it scores features, or pictures.
+def run(method: Method, bank: Bank, shots: Shots, *, needs: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
+    """Figures of the base session, then of each incremental one, as they come.
+
+    A method is shown what it `needs`, and nothing else that is not for every method; one that needs pictures scores
+    those instead of features.
 
     `seconds` is learning and scoring. The last session also has the method's whole trade-off: base and novel
     accuracy if a constant were added to its novel scores.
@@ -29,14 +33,10 @@ def run(method: Method, bank: Bank, shots: Shots, *, pictures: bool = False) -> 
     base, last = bank.scenario.base, bank.scenario.sessions
     for session in sessions(bank, shots):
         begun = time.perf_counter()
-        if session.index == 0:
-            method.fit_base(session)
-        else:
-            method.learn(session)
+        teach(method, granted(session, needs))
         seen = session.classes.stop
         test = bank.test.where(bank.test.labels < seen)
-        images = test.pictures if pictures else test.features
-        assert images is not None
+        images = test.pictures if PICTURES in needs and test.pictures is not None else test.features
         scores = method.scores(images)
         predicted = scores.argmax(1).cpu()
         seconds = time.perf_counter() - begun

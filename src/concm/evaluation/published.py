@@ -10,8 +10,8 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
-from concm.data.scenarios import Scenario, load, names, nearest
-from concm.errors import Misuse
+from concm.data.scenarios import Scenario, load, names
+from concm.errors import Misuse, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def table(label: str) -> Table:
     """One table by its label."""
     found = {table.label: table for table in tables()}
     if label not in found:
-        raise Misuse(f"no published table called {label!r}; {nearest(label, found)}")
+        raise Misuse(f"no published table called {label!r}; {did_you_mean(label, found)}")
     return found[label]
 
 

@@ -16,10 +16,10 @@ import torch
 
 from concm import __version__
 from concm.errors import ConcmError
-from concm.evaluation.metrics import novel_at
 from concm.features.bank import Bank
 from concm.files import write_whole
 from concm.methods import Choice, Method
+from concm.metrics import novel_at
 
 SCHEMA = 1
 Result = dict[str, Any]
@@ -67,7 +67,7 @@ def place(out: Path, start: Result) -> Path:
 
 def finished(start: Result, sessions: list[dict[str, Any]], method: Method) -> Result:
     """The whole result, once all sessions are done."""
-    size = {"memory_bytes": method.memory_bytes, "parameters": method.parameters}
+    size = {"memory_bytes": method.memory_bytes, "parameters": method.parameter_count}
     remarks = list(getattr(method, "remarks", []))
     return {**start, "sessions": sessions, "summary": {**summary(sessions), **size}, "remarks": remarks}
 

@@ -16,7 +16,7 @@ from concm.backbones import find
 from concm.backbones.encoder import Encoder, Reading
 from concm.data.augment import RANDOMS
 from concm.data.transform import Transform
-from concm.features.sessions import Session, as_base
+from concm.features.sessions import BaseSession, Session
 from concm.methods import PICTURES, Choice
 from concm.training.objective import Objective, Stage, TwoViews
 from concm.training.recipe import Recipe
@@ -48,8 +48,12 @@ class Balls:
         """Two a feature."""
         return features[:, None] + 0.01 * torch.rand(len(features), 2, DIMENSION, generator=self.random)
 
-    def about(self, images: Tensor) -> dict[str, Any]:
-        """Nothing more."""
+    def pictures(self, images: Tensor) -> Tensor | None:
+        """There are none."""
+        return None
+
+    def beside(self) -> dict[str, Any]:
+        """What the base session brings besides: nothing."""
         return {}
 
 
@@ -79,10 +83,14 @@ class Flags:
         spread = 0.02 * features.std()
         return features[:, None] + spread * torch.rand(len(features), 2, features.shape[1], generator=self.random)
 
-    def about(self, images: Tensor) -> dict[str, Any]:
-        """The pictures, the network, and what the base session left for the method."""
+    def pictures(self, images: Tensor) -> Tensor | None:
+        """They are all that there is of an image."""
+        return images
+
+    def beside(self) -> dict[str, Any]:
+        """What the base session brings besides: the network, and what its training left for the method."""
         learned = {name: value.detach().clone() for name, value in self.objective.learned().items()}
-        return {"pictures": images, "backbone": self.encoder, "learned": learned}
+        return {"backbone": self.encoder, "learned": learned}
 
 
 def far_apart(count: int, random: torch.Generator) -> Tensor:
@@ -183,12 +191,12 @@ class World:
             more = torch.cat([make.images(first + at, 10) for at in range(len(counts))])
             every = torch.cat([labels, torch.arange(first, first + len(counts)).repeat_interleave(10)])
             classes = range(first, first + len(counts))
-            about: dict[str, Any] = {"scenario": "conformance", "total": total, **make.about(images)}
+            about: dict[str, Any] = {"scenario": "conformance", "total": total, "pictures": make.pictures(images)}
             about["pool"] = (torch.cat([features, make.features(more)]), every)
             return Session(index, classes, ANIMALS[first : classes.stop], features, labels, views, **about)
 
-        base = as_base(session(0, 0, [20] * BASE))
-        found = [replace(base, pool=(base.features, base.labels))]
+        base = BaseSession.of(session(0, 0, [20] * BASE))
+        found: list[Session] = [replace(base, pool=(base.features, base.labels), **make.beside())]
         first = BASE
         for index, sizes in enumerate(shots, 1):
             found.append(session(index, first, sizes))
@@ -196,6 +204,13 @@ class World:
         labels = torch.arange(total).repeat_interleave(10)
         test = torch.cat([make.images(label, 10) for label in range(total)])
         return cls(tuple(found), test if pictured else make.features(test), labels)
+
+    @property
+    def base(self) -> BaseSession:
+        """The first session."""
+        first = self.sessions[0]
+        assert isinstance(first, BaseSession)
+        return first
 
     def known(self, seen: int) -> tuple[Tensor, Tensor]:
         """Test images and labels of the first classes."""

@@ -18,6 +18,7 @@ from concm.data.scenarios import Scenario
 from concm.data.transform import Transform
 from concm.errors import ConcmError, Misuse
 from concm.files import digest, load_tensors, save_tensors
+from concm.records import from_json, to_json
 
 if TYPE_CHECKING:
     from concm.backbones.encoder import Encoder
@@ -86,7 +87,7 @@ class Bank:
             raise ConcmError(
                 f"this bank does not hold the weights of {self.encoder['name']}; extract it again"
             ) from error
-        transform = Transform.from_json(self.encoder["transform"])
+        transform = from_json(Transform, self.encoder["transform"])
         return Encoder(self.encoder["name"], network, transform, self.card["training"], self.encoder["mirror"])
 
     @property
@@ -125,7 +126,7 @@ class Bank:
                 else:
                     tensors[f"{name}/{kind}"] = value.to(getattr(torch, precision))
         ids = {name: part.ids for name, part in self._parts().items() if name != "test"}
-        meta = {"scenario": self.scenario.to_json(), "encoder": self.encoder, "ids": ids, "card": self.card}
+        meta = {"scenario": to_json(self.scenario), "encoder": self.encoder, "ids": ids, "card": self.card}
         save_tensors(path, KIND, tensors, {**meta, "precision": precision})
 
     def _parts(self) -> dict[str, Part]:
@@ -150,7 +151,7 @@ def load(path: Path, scenario: str | None = None) -> Bank:
     """Read a bank, as float32; one that was made for another scenario is refused."""
     tensors, meta = load_tensors(path, KIND)
     try:
-        found = Scenario.from_json(meta["scenario"])
+        found = from_json(Scenario, meta["scenario"])
     except (KeyError, TypeError, ValueError) as error:
         raise ConcmError(f"{path} lacks part of a feature bank ({error}); extract it again") from error
     if scenario is not None and found.name != scenario:

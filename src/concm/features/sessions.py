@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -26,12 +26,9 @@ Shots = dict[int, list[int]]
 class Session:
     """What one session brings: classes (indices and names), features with labels, and views of the shots.
 
-    The base session also has `mean` and `std` (classes, d) and `counts` (classes,) of all its images, of which
-    `features` may be a part, and `learned`, what the backbone's base session learned for a method beside it. `scenario`
-    names the data, for senses of class names that are settled by hand. Some things are for methods that declare them:
-    `total`, how many classes there will be; `pool`, features and labels of all training images of these classes, which
-    no few-shot learner may see; `pictures` (n, h, w, 3), which the features are of, and at the base session
-    `backbone`, a copy of the one that made them.
+    `scenario` names the data, for senses of class names that are settled by hand. The rest is for methods that declare
+    it: `total`, how many classes there will be; `pool`, features and labels of all training images of these classes,
+    which no few-shot learner may see; `pictures` (n, h, w, 3), which the features are of.
     """
 
     index: int
@@ -39,22 +36,43 @@ class Session:
     names: tuple[str, ...]
     features: Tensor
     labels: Tensor
-    views: Tensor | None
-    mean: Tensor | None = None
-    std: Tensor | None = None
-    counts: Tensor | None = None
+    views: Tensor | None = None
     scenario: str = ""
     total: int | None = None
     pool: tuple[Tensor, Tensor] | None = None
-    learned: Mapping[str, Tensor] = field(default_factory=dict)
     pictures: Tensor | None = None
-    backbone: Encoder | None = None
 
-    def to(self, device: torch.device) -> Session:
+    def class_means(self) -> Tensor:
+        """Mean feature (classes, d) of each class's images."""
+        return class_means(self.features, self.labels, self.classes)
+
+    def to(self, device: torch.device) -> Self:
         """The same on another device."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if torch.is_tensor(v)}
         return replace(self, **moved)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseSession(Session):
+    """The first session: `mean` and `std` (classes, d) and `counts` (classes,) are those of *all* its images.
+
+    `features` may be a part of them. `learned` is what the backbone's base session learned for a method beside it, and
+    `backbone`, for methods that declare it, a copy of the one that made the features.
+    """
+
+    mean: Tensor
+    std: Tensor
+    counts: Tensor
+    learned: Mapping[str, Tensor] = field(default_factory=dict)
+    backbone: Encoder | None = None
+
+    @classmethod
+    def of(cls, session: Session) -> BaseSession:
+        """A session whose classes are numbered from 0 on, with the statistics of its own images."""
+        mean, std, counts = statistics(session.features, session.labels, len(session.classes))
+        given = {item.name: getattr(session, item.name) for item in fields(session)}
+        return cls(**{**given, "mean": mean, "std": std, "counts": counts})
 
 
 def statistics(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,10 +86,9 @@ def statistics(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, 
     return mean, std, counts
 
 
-def as_base(session: Session) -> Session:
-    """A session whose classes are numbered from 0 on, with the statistics that a base session has."""
-    mean, std, counts = statistics(session.features, session.labels, len(session.classes))
-    return replace(session, mean=mean, std=std, counts=counts)
+def class_means(features: Tensor, labels: Tensor, classes: Iterable[int]) -> Tensor:
+    """Mean (classes, d) of each class's features, in the order of `classes`."""
+    return torch.stack([features[labels == label].mean(0) for label in classes])
 
 
 def draw(bank: Bank, seed: int) -> Shots:
@@ -124,20 +141,30 @@ class _Finder:
 
 def sessions(bank: Bank, shots: Shots) -> Iterator[Session]:
     """The base session, then each incremental one."""
-    scenario = bank.scenario
-    for index in range(scenario.sessions + 1):
+    scenario, base = bank.scenario, bank.base
+    common: dict[str, Any] = {"scenario": scenario.name, "total": len(scenario.keys)}
+    classes = scenario.classes_of(0)
+    yield BaseSession(
+        0,
+        classes,
+        scenario.names[: classes.stop],
+        base.features,
+        base.labels,
+        base.views,
+        **common,
+        pool=(base.features, base.labels),
+        pictures=base.pictures,
+        mean=bank.mean,
+        std=bank.std,
+        counts=bank.counts,
+        learned=bank.learned,
+        backbone=bank.backbone() if bank.weights else None,
+    )
+    for index in range(1, scenario.sessions + 1):
         classes = scenario.classes_of(index)
         names = scenario.names[classes.start : classes.stop]
-        about: dict[str, Any] = {"scenario": scenario.name, "total": len(scenario.keys)}
-        if index == 0:
-            base = bank.base
-            about |= {"mean": bank.mean, "std": bank.std, "counts": bank.counts, "pool": (base.features, base.labels)}
-            about |= {"learned": bank.learned, "pictures": base.pictures}
-            about["backbone"] = bank.backbone() if bank.weights else None
-            yield Session(0, classes, names, base.features, base.labels, base.views, **about)
-        else:
-            part = bank.novel.where(torch.tensor([row for label in classes for row in shots[label]]))
-            labels = bank.novel.labels
-            every = bank.novel.where((labels >= classes.start) & (labels < classes.stop))
-            about |= {"pool": (every.features, every.labels), "pictures": part.pictures}
-            yield Session(index, classes, names, part.features, part.labels, part.views, **about)
+        part = bank.novel.where(torch.tensor([row for label in classes for row in shots[label]]))
+        labels = bank.novel.labels
+        every = bank.novel.where((labels >= classes.start) & (labels < classes.stop))
+        seen: dict[str, Any] = {"pool": (every.features, every.labels), "pictures": part.pictures}
+        yield Session(index, classes, names, part.features, part.labels, part.views, **common, **seen)

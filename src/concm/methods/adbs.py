@@ -12,43 +12,39 @@ shots as they are instead of random crops of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.engine.descent import descend
-from concm.errors import Misuse
-from concm.features.sessions import Session
-from concm.methods import method
-from concm.methods.base import Learner, class_means
+from concm.engine.descent import SGD, descend
+from concm.features.sessions import BaseSession, Session
+from concm.methods.base import Learner
 from concm.methods.imprint import BaseTraining, learned_rows
+from concm.methods.registry import method
+from concm.records import Checked, setting
 
 
 @dataclass(frozen=True)
-class ADBSSettings:
+class ADBSSettings(Checked):
     """Those of CIFAR-100."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
-    scale: float = 16.0
-    "Of the cosines (authors' code)."
-    constraint: float = 0.01
-    "Weight of the inter-class constraint (authors' code)."
-    steps: int = 10
-    "Of each later session (authors' code for CIFAR-100; mini-ImageNet 6, CUB200 1)."
-    lr: float = 0.01
-    "Of the new margins (authors' code for CIFAR-100 and CUB200; mini-ImageNet 0.1)."
-    rows: Literal["learned", "means"] = "means"
-    "Base rows after the base session: class means (authors' code), or those that were learned."
-    base: BaseTraining = field(default_factory=BaseTraining)
-    "Of base rows and margins; the authors train 100 epochs or more, the backbone with them."
-
-    def __post_init__(self) -> None:
-        if self.scale <= 0 or self.lr <= 0 or self.steps < 0 or self.constraint < 0:
-            raise Misuse("settings scale and lr must be positive, steps and constraint at least 0")
+    scale: float = setting(16.0, "Of the cosines (authors' code).", above=0)
+    constraint: float = setting(0.01, "Weight of the inter-class constraint (authors' code).", least=0)
+    steps: int = setting(10, "Of each later session (authors' code for CIFAR-100; mini-ImageNet 6, CUB200 1).", least=0)
+    lr: float = setting(
+        0.01, "Of the new margins (authors' code for CIFAR-100 and CUB200; mini-ImageNet 0.1).", above=0
+    )
+    rows: Literal["learned", "means"] = setting(
+        "means", "Base rows after the base session: class means (authors' code), or those that were learned."
+    )
+    base: BaseTraining = setting(
+        BaseTraining(), "Of base rows and margins; the authors train 100 epochs or more, the backbone with them."
+    )
 
     @classmethod
     def mini_imagenet(cls) -> ADBSSettings:
@@ -71,10 +67,9 @@ class ADBS(Learner):
         super().__init__(seed=seed, device=device)
         self.settings = settings or ADBSSettings()
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Train base rows and margins together."""
         base = self.begin(base)
-        assert base.mean is not None
         margins = torch.ones(self.base, device=self.device, requires_grad=True)
 
         def loss(cosines: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
@@ -87,14 +82,14 @@ class ADBS(Learner):
     def learn(self, session: Session) -> None:
         """Add the mean of each new class's shots, and train the new margins with everything else as it is."""
         session = session.to(self.device)
-        self.weights = torch.cat([self.weights, F.normalize(class_means(session))])
+        self.weights = torch.cat([self.weights, F.normalize(session.class_means())])
         cosines = F.normalize(session.features) @ self.weights.T
         new = self.margins.mean().repeat(len(session.classes)).requires_grad_()
 
         def loss() -> Tensor:
             return self._loss(cosines, session.labels, self.weights, torch.cat([self.margins, new]))
 
-        descend([new], loss, [self.settings.lr] * self.settings.steps, dampening=0.9)
+        descend([new], loss, [self.settings.lr] * self.settings.steps, SGD(dampening=0.9))
         self.margins = torch.cat([self.margins, new.detach()])
 
     def scores(self, features: Tensor) -> Tensor:
@@ -103,7 +98,7 @@ class ADBS(Learner):
         return self.settings.scale * self.margins.abs() * cosines
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """All margins, and the base rows where they are used."""
         return len(self.margins) + (self.base * self.dimension if self.settings.rows == "learned" else 0)
 

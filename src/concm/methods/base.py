@@ -1,49 +1,81 @@
-"""What every method would otherwise write again: a device, a generator, state as plain tensors, memory counted.
-
-A method keeps what it learned in attributes: tensors, numbers, lists, and networks that `build` makes. That is enough
-for `state_dict` to find all of it.
-"""
+"""What a method is, and what every method would otherwise write again: a device, a generator, state, memory counted."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from concm.features.sessions import Session
+from concm.engine.state import Stateful, count_bytes
+from concm.features.sessions import BaseSession, Session
 
 
-class Learner:
-    """Base of the methods; `fit_base`, `learn` and `scores` are theirs to write."""
+class Method(Protocol):
+    """What the protocol asks of every method: three verbs, and a state that goes through disk."""
 
-    kept: tuple[str, ...] = ()
-    "Names of the attributes that are kept of the data: what `memory_bytes` counts."
+    def fit_base(self, base: BaseSession) -> None:
+        """Learn the base classes."""
+
+    def learn(self, session: Session) -> None:
+        """Learn a session's classes without forgetting the others."""
+
+    def scores(self, features: Tensor) -> Tensor:
+        """(n, d) → (n, classes seen so far)."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that was learned, as tensors."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Inverse of `state_dict`, into a method of the same settings."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is kept of the data between sessions."""
+
+    @property
+    def parameter_count(self) -> int:
+        """Trained weights; the backbone's only where the method goes on training it."""
+
+
+def teach(method: Method, session: Session) -> None:
+    """Show a method its next session, by the verb that is meant for it."""
+    if isinstance(session, BaseSession):
+        method.fit_base(session)
+    else:
+        method.learn(session)
+
+
+class Learner(Stateful):
+    """Base of the methods; `fit_base`, `learn` and `scores` are theirs to write.
+
+    A method keeps what it learned in attributes: tensors, networks that `build` makes, and the plain values it names.
+    """
+
+    values: ClassVar[tuple[str, ...]] = ("dimension", "base")
+    kept: ClassVar[tuple[str, ...]] = ()
+    "Names of the tensors that are kept of the data: what `memory_bytes` counts."
+    copies: ClassVar[tuple[str, ...]] = ()
+    "Names of the networks that are copies of others, which `parameter_count` leaves out."
 
     def __init__(self, *, seed: int = 0, device: str = "cpu") -> None:
-        self.seed = seed
-        self.device = torch.device(device)
-        self.generator = torch.Generator(self.device).manual_seed(seed)
+        super().__init__(seed=seed, device=device)
         self.dimension = 0
         self.base = 0
 
-    def begin(self, base: Session) -> Session:
+    def begin(self, base: BaseSession) -> BaseSession:
         """The base session on the device, with `dimension` and `base` set and the networks built."""
         self.dimension, self.base = base.features.shape[1], len(base.classes)
-        self._build()
+        self.rebuild({})
         return base.to(self.device)
 
-    def _build(self) -> None:
+    def rebuild(self, state: Mapping[str, Tensor]) -> None:
+        """Build the networks with random numbers of the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             self.build()
-        for network in self._networks().values():
-            network.to(self.device)
-
-    def _networks(self) -> dict[str, nn.Module]:
-        return {name: value for name, value in vars(self).items() if isinstance(value, nn.Module)}
+        self.to(self.device)
 
     def build(self) -> None:
         """Make the networks, for features of `dimension`; random numbers are the seed's."""
@@ -51,54 +83,10 @@ class Learner:
     @property
     def memory_bytes(self) -> int:
         """What is kept of the data between sessions."""
-        return sum(value.numel() * value.element_size() for value in (getattr(self, name) for name in self.kept))
+        return count_bytes(getattr(self, name) for name in self.kept)
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """Trained weights: the networks'."""
-        return sum(weight.numel() for network in self._networks().values() for weight in network.parameters())
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """All that was learned, as tensors."""
-        state, known = {}, {}
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                state[name] = value.detach().clone()
-            elif isinstance(value, torch.Generator):
-                state[name] = value.get_state()
-            elif isinstance(value, nn.Module):
-                state |= {f"{name}/{key}": weight.detach().clone() for key, weight in value.state_dict().items()}
-            elif name not in ("settings", "device", "seed"):
-                known[name] = value
-        return {**state, "known": torch.tensor(list(json.dumps(known).encode()), dtype=torch.uint8)}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Inverse of `state_dict`, into a method of the same settings."""
-        known: dict[str, Any] = json.loads(bytes(state["known"].tolist()))
-        for name, value in known.items():
-            setattr(self, name, value)
-        self._build()
-        for name, value in state.items():
-            if name == "known" or "/" in name:
-                continue
-            if isinstance(generator := getattr(self, name, None), torch.Generator):
-                restore(generator, value, self.seed)
-            else:
-                setattr(self, name, value.to(self.device))
-        for name, network in self._networks().items():
-            network.load_state_dict(
-                {key.removeprefix(f"{name}/"): v for key, v in state.items() if key.startswith(f"{name}/")}
-            )
-
-
-def restore(generator: torch.Generator, state: Tensor, seed: int) -> None:
-    """Set a generator to a saved state; one of another kind of device does not fit: it begins anew from the seed."""
-    try:
-        generator.set_state(state)
-    except RuntimeError:
-        generator.manual_seed(seed)
-
-
-def class_means(session: Session) -> Tensor:
-    """Mean feature (classes, d) of a session's shots."""
-    return torch.stack([session.features[session.labels == label].mean(0) for label in session.classes])
+        trained = [network for name, network in self.named_children() if name not in self.copies]
+        return sum(weight.numel() for network in trained for weight in network.parameters())

@@ -16,7 +16,7 @@ so few steps, is left out. Layers before the last block are the same in both bra
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 import torch
@@ -25,52 +25,50 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from concm.backbones import opened
-from concm.engine.descent import descend, paced
-from concm.errors import Misuse
-from concm.features.sessions import Session
-from concm.methods import EXEMPLARS, PICTURES, method
+from concm.engine.descent import SGD, descend, paced
+from concm.features.sessions import BaseSession, Session
 from concm.methods.imprint import BaseTraining, classifier, imprinted
 from concm.methods.picture_base import PictureLearner
+from concm.methods.registry import EXEMPLARS, PICTURES, method
+from concm.records import Checked, setting
 
 
 @dataclass(frozen=True)
-class BiDistSettings:
+class BiDistSettings(Checked):
     """Defaults: the authors' for mini-ImageNet, the only ones released."""
 
-    iterations: int = 100
-    "Steps of a session (paper)."
-    lr: float = 0.001
-    "Of the last block and the classifier (paper)."
-    batch: int = 50
-    "Exemplars in a step, half of them of novel classes once there are some (authors' code); new shots are all in it."
-    views: int = 10
-    "Of each picture in a session, whose maps before the last block are computed once (chosen; authors' code: anew)."
-    replay: float = 5.0
-    "Weight of the cross-entropy of exemplars (authors' code)."
-    distillation: float = 100.0
-    "Weight of the distillation, of exemplars and as many new shots as there are new classes (authors' code)."
-    temperature: float = 16.0
-    "Of the distillation (authors' code)."
-    trust: float = 1.0
-    "Weight of the previous model's mean share of the teacher, which is to be small (authors' code)."
-    hidden: int = 64
-    "Width of the two small networks (authors' code)."
-    hidden_lr: float = 0.01
-    "Their rate (authors' code)."
-    binary: float = 50.0
-    "Weight of the gate's cross-entropy, novel or base (authors' code)."
-    merged: float = 5.0
-    "Weight of the cross-entropy of the merged scores, for the gate (authors' code)."
-    scale: float = 10.0
-    "What the learned scale of the cosines starts from (authors' code)."
-    base: BaseTraining = field(default_factory=BaseTraining)
-    "Of the base classifier (chosen: that of imprint; authors' code: with the backbone, 200 epochs)."
-
-    def __post_init__(self) -> None:
-        if min(self.views, self.hidden, self.batch // 2) < 1 or min(self.iterations, self.lr, self.hidden_lr) < 0:
-            raise Misuse("settings views and hidden must be at least 1, batch 2, iterations and rates at least 0")
-        if min(self.temperature, self.scale) <= 0:
-            raise Misuse("settings temperature and scale must be positive")
+    iterations: int = setting(100, "Steps of a session (paper).", least=0)
+    lr: float = setting(0.001, "Of the last block and the classifier (paper).", least=0)
+    batch: int = setting(
+        50,
+        "Exemplars in a step, half of them of novel classes once there are some (authors' code); new shots "
+        "are all in it.",
+        least=2,
+    )
+    views: int = setting(
+        10,
+        "Of each picture in a session, whose maps before the last block are computed once (chosen; authors' "
+        "code: anew).",
+        least=1,
+    )
+    replay: float = setting(5.0, "Weight of the cross-entropy of exemplars (authors' code).")
+    distillation: float = setting(
+        100.0,
+        "Weight of the distillation, of exemplars and as many new shots as there are new classes (authors' code).",
+    )
+    temperature: float = setting(16.0, "Of the distillation (authors' code).", above=0)
+    trust: float = setting(
+        1.0, "Weight of the previous model's mean share of the teacher, which is to be small (authors' code)."
+    )
+    hidden: int = setting(64, "Width of the two small networks (authors' code).", least=1)
+    hidden_lr: float = setting(0.01, "Their rate (authors' code).", least=0)
+    binary: float = setting(50.0, "Weight of the gate's cross-entropy, novel or base (authors' code).")
+    merged: float = setting(5.0, "Weight of the cross-entropy of the merged scores, for the gate (authors' code).")
+    scale: float = setting(10.0, "What the learned scale of the cosines starts from (authors' code).", above=0)
+    base: BaseTraining = setting(
+        BaseTraining(),
+        "Of the base classifier (chosen: that of imprint; authors' code: with the backbone, 200 epochs).",
+    )
 
 
 @method(
@@ -84,6 +82,7 @@ class BiDistSettings:
 class BiDist(PictureLearner):
     """The base model with rows of its own, the tuned last block with its rows, the gate, and a picture a class."""
 
+    values = (*PictureLearner.values, "scale", "seen")
     kept = ("exemplars",)
 
     def __init__(self, settings: BiDistSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
@@ -98,7 +97,7 @@ class BiDist(PictureLearner):
         self.network.requires_grad_(False)
         self.gate = perceptron(2 * self.seen, self.settings.hidden, 2, self.generator)
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Train a classifier on features for its scale; both branches begin with class means in place of its rows."""
         self.seen = len(base.classes)
         base = self.begin(base)
@@ -151,7 +150,7 @@ class BiDist(PictureLearner):
             return student + settings.trust * trusted + self._gate_loss(base[seen], new.detach(), targets)
 
         weights = [rows, *self.tuned.parameters(), *mixer.parameters(), *self.gate.parameters()]
-        descend(weights, loss, repeat(1.0, settings.iterations), nesterov=True)
+        descend(weights, loss, repeat(1.0, settings.iterations), SGD(nesterov=True))
         self.rows = F.normalize(rows.detach())
 
     def _gate_loss(self, base: Tensor, new: Tensor, targets: Tensor) -> Tensor:
@@ -204,7 +203,7 @@ class BiDist(PictureLearner):
         return merged(self._gate_logits(base, new), base, new)
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """The tuned block's, the rows', the gate's and the scale."""
         networks = (weight for network in (self.tuned, self.gate) for weight in network.parameters())
         return sum(weight.numel() for weight in networks) + self.base * self.dimension + self.rows.numel() + 1

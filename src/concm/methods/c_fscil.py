@@ -17,50 +17,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concm.engine.descent import descend, falling
-from concm.errors import Misuse
-from concm.features.sessions import Session
-from concm.methods import method
-from concm.methods.base import Learner, class_means
+from concm.engine.descent import SGD, descend, falling
+from concm.features.sessions import BaseSession, Session
+from concm.methods.base import Learner
 from concm.methods.cec import draw_each
+from concm.methods.registry import method
+from concm.records import Checked, setting
 
 
 @dataclass(frozen=True)
-class CFSCILSettings:
+class CFSCILSettings(Checked):
     """Of C-FSCIL; the paper has the same for mini-ImageNet and no CUB200."""
 
-    mode: Literal[1, 2, 3] = 3
-    "How the layer is realigned: 1 not at all, 2 to bipolar prototypes, 3 to nudged ones (chosen of the paper's three)."
-    width: int = 512
-    "Dimensions of the wide space (paper)."
-    steepness: float = 10.0
-    "Of the softabs that turns cosines into attention (paper)."
-    shot: int = 5
-    "Images of each base class behind a prototype of an episode (authors' code)."
-    queries: int = 2
-    "Images of each base class to be recognised in an episode (chosen: for speed)."
-    steps: int = 150
-    "Episodes (chosen: for speed; paper: 70 000)."
-    lr: float = 0.01
-    "Of the episodes, a tenth after 3/7 of them and again after 6/7 (authors' code: 30 000 of 70 000)."
-    bipolar_steps: int = 10
-    "Of realignment in mode 2 (authors' code)."
-    nudge_steps: int = 100
-    "That move the prototypes in mode 3 (authors' code)."
-    nudge_lr: float = 0.1
-    "Of the prototypes in mode 3 (authors' code)."
-    align_steps: int = 50
-    "Of realignment in mode 3 (authors' code)."
-    align_lr: float = 0.01
-    "Of realignment (authors' code)."
-
-    def __post_init__(self) -> None:
-        if min(self.width, self.shot, self.queries) < 1 or self.steps < 0:
-            raise Misuse("settings width, shot and queries must be at least 1, and steps at least 0")
-        if min(self.bipolar_steps, self.nudge_steps, self.align_steps) < 0:
-            raise Misuse("settings bipolar_steps, nudge_steps and align_steps must be at least 0")
-        if min(self.lr, self.nudge_lr, self.align_lr, self.steepness) <= 0:
-            raise Misuse("settings lr, nudge_lr, align_lr and steepness must be positive")
+    mode: Literal[1, 2, 3] = setting(
+        3,
+        "How the layer is realigned: 1 not at all, 2 to bipolar prototypes, 3 to nudged ones (chosen of the "
+        "paper's three).",
+    )
+    width: int = setting(512, "Dimensions of the wide space (paper).", least=1)
+    steepness: float = setting(10.0, "Of the softabs that turns cosines into attention (paper).", above=0)
+    shot: int = setting(5, "Images of each base class behind a prototype of an episode (authors' code).", least=1)
+    queries: int = setting(2, "Images of each base class to be recognised in an episode (chosen: for speed).", least=1)
+    steps: int = setting(150, "Episodes (chosen: for speed; paper: 70 000).", least=0)
+    lr: float = setting(
+        0.01,
+        "Of the episodes, a tenth after 3/7 of them and again after 6/7 (authors' code: 30 000 of 70 000).",
+        above=0,
+    )
+    bipolar_steps: int = setting(10, "Of realignment in mode 2 (authors' code).", least=0)
+    nudge_steps: int = setting(100, "That move the prototypes in mode 3 (authors' code).", least=0)
+    nudge_lr: float = setting(0.1, "Of the prototypes in mode 3 (authors' code).", above=0)
+    align_steps: int = setting(50, "Of realignment in mode 3 (authors' code).", least=0)
+    align_lr: float = setting(0.01, "Of realignment (authors' code).", above=0)
 
 
 class Hyperdimensional(Learner):
@@ -73,10 +61,9 @@ class Hyperdimensional(Learner):
         """The layer, for features of `dimension`."""
         self.layer = nn.Linear(self.dimension, self.settings.width, bias=False).to(self.device)
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Take the means over all base images and learn the layer in episodes of all base classes."""
         base = self.begin(base)
-        assert base.mean is not None
         self.means = base.mean
         settings = self.settings
         labels = torch.arange(self.base, device=self.device).repeat_interleave(settings.queries)
@@ -86,17 +73,12 @@ class Hyperdimensional(Learner):
             prototypes, queries = images[:, : settings.shot].mean(1), images[:, settings.shot :].flatten(0, 1)
             return self.episode_loss(similarity(queries, prototypes), labels)
 
-        descend(
-            self.layer.parameters(),
-            loss,
-            falling(settings.lr, settings.steps, 3 / 7, 0.1),
-            nesterov=True,
-            weight_decay=5e-4,
-        )
+        rates = falling(settings.lr, settings.steps, 3 / 7, 0.1)
+        descend(self.layer.parameters(), loss, rates, SGD(nesterov=True, weight_decay=5e-4))
 
     def learn(self, session: Session) -> None:
         """Add the mean of each new class's shots."""
-        self.means = torch.cat([self.means, class_means(session.to(self.device))])
+        self.means = torch.cat([self.means, session.to(self.device).class_means()])
 
     @torch.no_grad()
     def scores(self, features: Tensor) -> Tensor:
@@ -116,7 +98,7 @@ class CFSCIL(Hyperdimensional):
         super().__init__(seed=seed, device=device)
         self.settings = settings or CFSCILSettings()
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Learn the layer and align it with the base prototypes."""
         super().fit_base(base)
         self.align()
@@ -144,7 +126,7 @@ class CFSCIL(Hyperdimensional):
         def loss() -> Tensor:
             return -F.cosine_similarity(self.layer(self.means).tanh(), targets.tanh()).mean()
 
-        descend(self.layer.parameters(), loss, [settings.align_lr] * steps, nesterov=True)
+        descend(self.layer.parameters(), loss, [settings.align_lr] * steps, SGD(nesterov=True))
 
 
 def similarity(embedded: Tensor, prototypes: Tensor) -> Tensor:
@@ -175,5 +157,5 @@ def nudging_loss(moved: Tensor, prototypes: Tensor) -> Tensor:
 def nudged(prototypes: Tensor, steps: int, lr: float) -> Tensor:
     """Prototypes (c, d) after steps of descent on `nudging_loss`."""
     moved = prototypes.clone().requires_grad_()
-    descend([moved], lambda: nudging_loss(moved, prototypes), [lr] * steps, nesterov=True)
+    descend([moved], lambda: nudging_loss(moved, prototypes), [lr] * steps, SGD(nesterov=True))
     return moved.detach()

@@ -18,42 +18,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concm.engine.descent import descend, falling
-from concm.errors import Misuse
-from concm.features.sessions import Session
-from concm.methods import method
-from concm.methods.base import Learner, class_means
+from concm.engine.descent import SGD, descend, falling
+from concm.features.sessions import BaseSession, Session
+from concm.methods.base import Learner
+from concm.methods.registry import method
+from concm.records import Checked, setting
 
 DROPOUT = 0.5
 """Of the attention's output (authors' code); drawn once an episode for all nodes."""
 
 
 @dataclass(frozen=True)
-class CECSettings:
+class CECSettings(Checked):
     """Of CEC; the paper's for mini-ImageNet and CUB200 differ in the encoder's rate and in queries alone."""
 
-    way: int = 15
-    "Base classes in an episode, with as many pseudo-new ones (authors' code); all where there are fewer."
-    shot: int = 1
-    "Images a prototype of an episode (authors' code)."
-    queries: int = 4
-    "Images a class to be recognised in an episode (chosen: for speed; authors' code: 15, CUB200 10)."
-    scale: float = 16.0
-    "Of the cosines (authors' code: temperature 16)."
-    steps: int = 150
-    "Episodes (chosen: for speed; authors' code: 100 × 50)."
-    lr: float = 0.0067
-    "Of SGD (chosen: the authors' .0002 for as much of a way in fewer steps)."
-    period: float = 0.2
-    "Share of the steps after which the rate is halved, again and again (authors' code: 20 of 100 epochs)."
-    decay: float = 0.5
-    "Factor of the rate after each period (authors' code)."
-
-    def __post_init__(self) -> None:
-        if min(self.way, self.shot, self.queries) < 1 or self.steps < 0:
-            raise Misuse("settings way, shot and queries must be at least 1, and steps at least 0")
-        if not (self.lr > 0 and self.scale > 0 and self.period > 0):
-            raise Misuse("settings lr, scale and period must be positive")
+    way: int = setting(
+        15,
+        "Base classes in an episode, with as many pseudo-new ones (authors' code); all where there are fewer.",
+        least=1,
+    )
+    shot: int = setting(1, "Images a prototype of an episode (authors' code).", least=1)
+    queries: int = setting(
+        4, "Images a class to be recognised in an episode (chosen: for speed; authors' code: 15, CUB200 10).", least=1
+    )
+    scale: float = setting(16.0, "Of the cosines (authors' code: temperature 16).", above=0)
+    steps: int = setting(150, "Episodes (chosen: for speed; authors' code: 100 × 50).", least=0)
+    lr: float = setting(0.0067, "Of SGD (chosen: the authors' .0002 for as much of a way in fewer steps).", above=0)
+    period: float = setting(
+        0.2,
+        "Share of the steps after which the rate is halved, again and again (authors' code: 20 of 100 epochs).",
+        above=0,
+    )
+    decay: float = setting(0.5, "Factor of the rate after each period (authors' code).")
 
 
 class Attention(nn.Module):
@@ -127,10 +123,9 @@ class Evolving(Learner):
         """Prototypes (c, d), queries (n, d) and their labels (n,)."""
         raise NotImplementedError
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Take the means over all base images and learn the attention in many tasks."""
         base = self.begin(base)
-        assert base.mean is not None
         self.prototypes = base.mean
         settings = self.settings
         rates = falling(settings.lr, settings.steps, settings.period, settings.decay)
@@ -139,11 +134,11 @@ class Evolving(Learner):
             prototypes, queries, labels = self.task(base)
             return self.episode_loss(prototypes, queries, labels, settings.scale)
 
-        descend(self.attention.parameters(), loss, rates, nesterov=True, weight_decay=5e-4)
+        descend(self.attention.parameters(), loss, rates, SGD(nesterov=True, weight_decay=5e-4))
 
     def learn(self, session: Session) -> None:
         """Add the mean of each new class's shots; the attention is left as it is."""
-        self.prototypes = torch.cat([self.prototypes, class_means(session.to(self.device))])
+        self.prototypes = torch.cat([self.prototypes, session.to(self.device).class_means()])
 
     @torch.no_grad()
     def scores(self, features: Tensor) -> Tensor:

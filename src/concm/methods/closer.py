@@ -21,38 +21,31 @@ from torch import Tensor, nn
 
 from concm.data import augment
 from concm.engine.losses import supervised_contrast
-from concm.errors import Misuse
-from concm.methods import method
 from concm.methods.ncm import NCM
+from concm.methods.registry import method
+from concm.records import Checked, setting
 from concm.training.distributed import gather
 from concm.training.objective import Objective, Stage
 from concm.training.recipe import Schedule
 
 
 @dataclass(frozen=True)
-class CLOSERSettings:
+class CLOSERSettings(Checked):
     """Of the base session; defaults: the authors' for CIFAR-100."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
-    scale: float = 32.0
-    "Of the cosines, in the cross-entropy and in the contrast (authors' code)."
-    spread: float = 0.1
-    "Weight of the contrast without labels (authors' code)."
-    closeness: float = 1.0
-    "Weight of the mean cosine between classes (authors' code)."
-    scale_min: float = 0.25
-    "Smallest area of a view's crop (authors' code)."
-    jitter: float = 0.4
-    "Brightness, contrast and saturation of the views (chosen: ours; authors' code: AutoAugment of half the views)."
-    grey: float = 0.2
-    "Share of views without colour (chosen: ours)."
-
-    def __post_init__(self) -> None:
-        if not self.scale > 0 or not 0 < self.scale_min <= 1:
-            raise Misuse("setting scale must be positive, and scale_min lies between 0 and 1")
-        if min(self.spread, self.closeness, self.jitter) < 0 or not 0 <= self.grey <= 1:
-            raise Misuse("settings spread, closeness and jitter must be at least 0, and grey is a share")
+    scale: float = setting(32.0, "Of the cosines, in the cross-entropy and in the contrast (authors' code).", above=0)
+    spread: float = setting(0.1, "Weight of the contrast without labels (authors' code).", least=0)
+    closeness: float = setting(1.0, "Weight of the mean cosine between classes (authors' code).", least=0)
+    scale_min: float = setting(0.25, "Smallest area of a view's crop (authors' code).", above=0, most=1)
+    jitter: float = setting(
+        0.4,
+        "Brightness, contrast and saturation of the views (chosen: ours; authors' code: AutoAugment of half "
+        "the views).",
+        least=0,
+    )
+    grey: float = setting(0.2, "Share of views without colour (chosen: ours).", least=0, most=1)
 
     @classmethod
     def mini_imagenet(cls) -> CLOSERSettings:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from concm.methods import method
+from concm.methods.registry import method
 from concm.methods.savc import SAVC, Fantasies, SAVCSettings
 from concm.training.distributed import gather
 from concm.training.recipe import Schedule

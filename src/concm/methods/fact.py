@@ -28,9 +28,10 @@ from torch import Tensor, nn
 from concm.backbones import opened
 from concm.data import augment
 from concm.errors import Misuse
-from concm.features.sessions import Session
-from concm.methods import TOTAL, method
+from concm.features.sessions import BaseSession
 from concm.methods.ncm import NCM
+from concm.methods.registry import TOTAL, method
+from concm.records import Checked, setting
 from concm.training.distributed import gather
 from concm.training.objective import Objective, Stage
 from concm.training.recipe import Schedule
@@ -39,40 +40,32 @@ LEARNED = "virtual_prototypes"
 
 
 @dataclass(frozen=True)
-class FACTSettings:
+class FACTSettings(Checked):
     """Defaults: the authors' for CIFAR-100."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
-    virtual: int | None = None
-    "Virtual prototypes; none: one a class to come (paper)."
-    scale: float = 16.0
-    "Of the cosines, in all losses and at test time (authors' code)."
-    gamma: float = 0.001
-    "Weight of the losses that concern virtual prototypes (authors' code)."
-    ties: int = 3
-    "Base classes whose second choice a virtual prototype may be, drawn at random (authors' code)."
-    alpha: float = 0.5
-    "Mixing coefficients are drawn from Beta(alpha, alpha) (authors' code)."
-    eta: float = 0.1
-    "Share of the comparison through virtual prototypes at test time (authors' code)."
-    nearest: int = 40
-    "Virtual prototypes that a test image is compared through (authors' code)."
-    scale_min: float = 0.3
-    "Smallest area of a view's crop (chosen: ours; authors' code: shifts by up to four pixels, cutout)."
-    jitter: float = 0.4
-    "Brightness, contrast and saturation of the views (chosen: ours; authors' code: AutoAugment)."
-    grey: float = 0.2
-    "Share of views without colour (chosen: ours)."
-
-    def __post_init__(self) -> None:
-        for name in ("virtual", "ties", "nearest"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise Misuse(f"setting {name} must be at least 1, not {value}")
-        if not (self.scale > 0 and self.alpha > 0 and self.gamma >= 0):
-            raise Misuse("settings scale and alpha must be positive, gamma at least 0")
-        if not 0 <= self.eta <= 1 or not 0 < self.scale_min <= 1:
-            raise Misuse("settings eta and scale_min lie between 0 and 1")
+    virtual: int | None = setting(None, "Virtual prototypes; none: one a class to come (paper).", least=1)
+    scale: float = setting(16.0, "Of the cosines, in all losses and at test time (authors' code).", above=0)
+    gamma: float = setting(0.001, "Weight of the losses that concern virtual prototypes (authors' code).", least=0)
+    ties: int = setting(
+        3, "Base classes whose second choice a virtual prototype may be, drawn at random (authors' code).", least=1
+    )
+    alpha: float = setting(0.5, "Mixing coefficients are drawn from Beta(alpha, alpha) (authors' code).", above=0)
+    eta: float = setting(
+        0.1, "Share of the comparison through virtual prototypes at test time (authors' code).", least=0, most=1
+    )
+    nearest: int = setting(40, "Virtual prototypes that a test image is compared through (authors' code).", least=1)
+    scale_min: float = setting(
+        0.3,
+        "Smallest area of a view's crop (chosen: ours; authors' code: shifts by up to four pixels, cutout).",
+        above=0,
+        most=1,
+    )
+    jitter: float = setting(
+        0.4, "Brightness, contrast and saturation of the views (chosen: ours; authors' code: AutoAugment)."
+    )
+    grey: float = setting(0.2, "Share of views without colour (chosen: ours).")
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -211,7 +204,7 @@ class FACT(NCM):
         super().__init__(seed=seed, device=device)
         self.settings = settings or FACTSettings()
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Take the means over all base images, and the base session's virtual prototypes."""
         if LEARNED not in base.learned:
             raise Misuse(

@@ -22,38 +22,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.engine.descent import descend
+from concm.engine.descent import SGD, descend, stepped
 from concm.errors import Misuse
-from concm.features.sessions import Session
-from concm.methods import EXEMPLARS, PICTURES, method
+from concm.features.sessions import BaseSession, Session, class_means
 from concm.methods.picture_base import PictureLearner
+from concm.methods.registry import EXEMPLARS, PICTURES, method
+from concm.records import Checked, setting
 
 
 @dataclass(frozen=True)
-class ICaRLSettings:
+class ICaRLSettings(Checked):
     """Defaults: the paper's for CIFAR-100, but for the schedule."""
 
-    memory: int = 2000
-    "Pictures kept in all, as many of each class seen so far (paper)."
-    epochs: int = 20
-    "Over new and kept pictures, a session (chosen: about 300 steps; paper: 70)."
-    base_epochs: int = 10
-    "Of the base classes' outputs, on features (chosen: the backbone is trained already; paper: 70 of all)."
-    batch: int = 128
-    "Pictures in a step (paper)."
-    lr: float = 0.1
-    "Of SGD in sessions, for losses that are means over outputs (chosen: the paper's 2 breaks a trained backbone)."
-    base_lr: float = 2.0
-    "Likewise, of the base classes' outputs (paper)."
-    weight_decay: float = 1e-5
-    "(paper)"
-
-    def __post_init__(self) -> None:
-        if (
-            min(self.memory, self.batch) < 1
-            or min(self.epochs, self.base_epochs, self.lr, self.base_lr, self.weight_decay) < 0
-        ):
-            raise Misuse("settings memory and batch must be at least 1, the others at least 0")
+    memory: int = setting(2000, "Pictures kept in all, as many of each class seen so far (paper).", least=1)
+    epochs: int = setting(20, "Over new and kept pictures, a session (chosen: about 300 steps; paper: 70).", least=0)
+    base_epochs: int = setting(
+        10,
+        "Of the base classes' outputs, on features (chosen: the backbone is trained already; paper: 70 of all).",
+        least=0,
+    )
+    batch: int = setting(128, "Pictures in a step (paper).", least=1)
+    lr: float = setting(
+        0.1,
+        "Of SGD in sessions, for losses that are means over outputs (chosen: the paper's 2 breaks a trained backbone).",
+        least=0,
+    )
+    base_lr: float = setting(2.0, "Likewise, of the base classes' outputs (paper).", least=0)
+    weight_decay: float = setting(1e-5, "(paper)", least=0)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -77,7 +72,7 @@ class ICaRL(PictureLearner):
         super().__init__(seed=seed, device=device)
         self.settings = settings or ICaRLSettings()
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Train the base classes' outputs on features, and choose their exemplars."""
         base, settings = self.begin(base), self.settings
         assert base.pictures is not None
@@ -119,8 +114,9 @@ class ICaRL(PictureLearner):
             return F.binary_cross_entropy_with_logits(read(chosen) @ rows.T, targets[chosen])
 
         steps = epochs * math.ceil(len(targets) / self.settings.batch)
-        rates = (lr * 0.2 ** sum(step >= share * steps for share in (0.7, 0.9)) for step in range(steps))
-        descend([rows, *weights], loss, rates, weight_decay=self.settings.weight_decay)
+        descend(
+            [rows, *weights], loss, stepped(lr, steps, 0.2, (0.7, 0.9)), SGD(weight_decay=self.settings.weight_decay)
+        )
         self.rows = rows.detach()
 
     def _batches(self, count: int) -> Iterator[Tensor]:
@@ -144,16 +140,16 @@ class ICaRL(PictureLearner):
         self.exemplars = torch.cat([self.exemplars[chosen], pictures[added]])
         self.labels = torch.cat([self.labels[chosen], labels[added]])
         units = F.normalize(self.features(self.exemplars))
-        self.means = F.normalize(torch.stack([units[self.labels == label].mean(0) for label in range(seen)]))
+        self.means = F.normalize(class_means(units, self.labels, range(seen)))
 
     def scores(self, pictures: Tensor) -> Tensor:
         """Cosine to the mean of each class's exemplars: among unit vectors, the nearest has the largest."""
         return F.normalize(self.features(pictures)) @ self.means.T
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """The network's and the outputs'."""
-        return super().parameters + self.rows.numel()
+        return super().parameter_count + self.rows.numel()
 
 
 def herded(vectors: Tensor, count: int) -> Tensor:

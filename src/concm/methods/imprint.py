@@ -13,58 +13,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.engine.descent import descend, warmed_cosine
-from concm.errors import Misuse
-from concm.features.sessions import Session
-from concm.methods import method
+from concm.engine.descent import SGD, descend, warmed_cosine
+from concm.features.sessions import BaseSession, Session, class_means
 from concm.methods.base import Learner
+from concm.methods.registry import method
+from concm.records import Checked, setting
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of cosines (n, classes), labels (n,) and unit rows (classes, d)."""
 
 
 @dataclass(frozen=True)
-class BaseTraining:
+class BaseTraining(Checked):
     """How a cosine classifier is trained on the base images: SGD with Nesterov momentum 0.9, cosine to zero."""
 
-    epochs: int = 30
-    "chosen: 100 change base and novel accuracies on validation banks by about 2 points at most."
-    lr: float = 0.1
-    "chosen: that of CEC and ADBS for classifier and backbone together."
-    batch: int = 64
-    "chosen: that of ADBS."
-    weight_decay: float = 5e-4
-    "chosen: that of CEC and ADBS."
-
-    def __post_init__(self) -> None:
-        if self.epochs < 0 or self.batch < 1 or self.lr <= 0 or self.weight_decay < 0:
-            raise Misuse("base.batch and base.lr must be positive, base.epochs and base.weight_decay at least 0")
+    epochs: int = setting(
+        30, "chosen: 100 change base and novel accuracies on validation banks by about 2 points at most.", least=0
+    )
+    lr: float = setting(0.1, "chosen: that of CEC and ADBS for classifier and backbone together.", above=0)
+    batch: int = setting(64, "chosen: that of ADBS.", least=1)
+    weight_decay: float = setting(5e-4, "chosen: that of CEC and ADBS.", least=0)
 
 
 @dataclass(frozen=True)
-class ImprintSettings:
+class ImprintSettings(Checked):
     """The paper names its scale "learnable" and gives the schedule of its own backbone only."""
 
-    scale: float = 16.0
-    "chosen: what the learned scale of the cosines starts from (CEC's fixed one)."
-    base: BaseTraining = field(default_factory=BaseTraining)
-    "Of the base classifier."
-
-    def __post_init__(self) -> None:
-        if self.scale <= 0:
-            raise Misuse("setting scale must be positive")
+    scale: float = setting(
+        16.0, "chosen: what the learned scale of the cosines starts from (CEC's fixed one).", above=0
+    )
+    base: BaseTraining = setting(BaseTraining(), "Of the base classifier.")
 
 
 @method("imprint", title="weight imprinting", paper="CVPR 2018", settings=ImprintSettings)
 class Imprint(Learner):
     """Learned rows for the base classes, imprinted ones for the others."""
 
+    values = (*Learner.values, "scale")
     kept = ("weights",)
 
     def __init__(self, settings: ImprintSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
@@ -72,7 +63,7 @@ class Imprint(Learner):
         self.settings = settings or ImprintSettings()
         self.scale = self.settings.scale
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Train the base rows and the scale by cross-entropy."""
         base = self.begin(base)
         self.weights, self.scale = classifier(base, self.settings.scale, self.settings.base, self.generator)
@@ -86,15 +77,14 @@ class Imprint(Learner):
         return self.scale * F.normalize(features.to(self.device)) @ self.weights.T
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """The base rows and the scale."""
         return self.base * self.dimension + 1
 
 
 def imprinted(session: Session) -> Tensor:
     """Unit rows (classes, d): every shot has the same vote, however long its feature."""
-    units = F.normalize(session.features)
-    return F.normalize(torch.stack([units[session.labels == label].mean(0) for label in session.classes]))
+    return F.normalize(class_means(F.normalize(session.features), session.labels, session.classes))
 
 
 def classifier(base: Session, scale: float, settings: BaseTraining, generator: torch.Generator) -> tuple[Tensor, float]:
@@ -128,5 +118,5 @@ def learned_rows(
         return loss(units[chosen] @ unit_rows.T, base.labels[chosen], unit_rows)
 
     rates = (rate for rate in warmed_cosine(settings.lr, settings.epochs) for _ in range(each))
-    descend([rows, *others], value, rates, nesterov=True, weight_decay=settings.weight_decay)
+    descend([rows, *others], value, rates, SGD(nesterov=True, weight_decay=settings.weight_decay))
     return F.normalize(rows.detach())

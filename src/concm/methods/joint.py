@@ -6,31 +6,25 @@ keeps. (Balanced joint training is argued for in "Does Prior Data Matter?", arXi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.errors import Misuse
-from concm.features.sessions import Session
-from concm.methods import POOL, method
+from concm.features.sessions import BaseSession, Session
 from concm.methods.base import Learner
 from concm.methods.imprint import BaseTraining, learned_rows
+from concm.methods.registry import POOL, method
+from concm.records import Checked, setting
 
 
 @dataclass(frozen=True)
-class JointSettings:
+class JointSettings(Checked):
     """All ours: there is no paper."""
 
-    scale: float = 16.0
-    "chosen: that of CEC's cosine classifier."
-    training: BaseTraining = field(default_factory=BaseTraining)
-    "Of the classifier, at every session."
-
-    def __post_init__(self) -> None:
-        if self.scale <= 0:
-            raise Misuse("setting scale must be positive")
+    scale: float = setting(16.0, "chosen: that of CEC's cosine classifier.", above=0)
+    training: BaseTraining = setting(BaseTraining(), "Of the classifier, at every session.")
 
 
 @method(
@@ -50,7 +44,7 @@ class Joint(Learner):
         super().__init__(seed=seed, device=device)
         self.settings = settings or JointSettings()
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Keep the base images and train on them."""
         base = self.begin(base)
         self.images, self.labels = base.features, base.labels
@@ -81,6 +75,6 @@ class Joint(Learner):
         return F.normalize(features.to(self.device)) @ self.weights.T
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """The rows."""
         return self.weights.numel()

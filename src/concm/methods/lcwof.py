@@ -16,7 +16,7 @@ ones are ours.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 import torch
@@ -24,53 +24,45 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from concm.engine.descent import descend, paced
-from concm.errors import Misuse
-from concm.features.sessions import Session
-from concm.methods import EXEMPLARS, PICTURES, method
+from concm.features.sessions import BaseSession, Session
 from concm.methods.imprint import BaseTraining, classifier, imprinted
 from concm.methods.picture_base import PictureLearner
+from concm.methods.registry import EXEMPLARS, PICTURES, method
+from concm.records import Checked, setting
 
 
 @dataclass(frozen=True)
-class Phase:
+class Phase(Checked):
     """Steps of SGD with momentum 0.9, and what they minimise beside the penalty."""
 
-    steps: int
-    "How many."
-    lr: float
-    "Of the rows."
-    backbone_lr: float
-    "Of the backbone."
-    weight: float
-    "Of the cross-entropy."
-
-    def __post_init__(self) -> None:
-        if min(self.steps, self.lr, self.backbone_lr, self.weight) < 0:
-            raise Misuse("steps, rates and weights of a phase must be at least 0")
+    steps: int = setting(40, "Number of steps.", least=0)
+    lr: float = setting(0.04, "Rate of the rows.", least=0)
+    backbone_lr: float = setting(0.004, "Rate of the backbone.", least=0)
+    weight: float = setting(1.0, "Weight of the cross-entropy.", least=0)
 
 
 @dataclass(frozen=True)
-class LCwoFSettings:
+class LCwoFSettings(Checked):
     """Defaults: the authors' for 5 shots of mini-ImageNet, the only ones released."""
 
-    penalty: float = 5e3
-    "Of the squared distance of the backbone's weights from the base model's (authors' code)."
-    novel: Phase = field(default_factory=lambda: Phase(steps=40, lr=0.04, backbone_lr=0.004, weight=1.0))
-    "New rows, all shots in each step (chosen: for some 150 epochs of the authors', at four times their rates)."
-    joint: Phase = field(default_factory=lambda: Phase(steps=40, lr=0.025, backbone_lr=0.0025, weight=0.1))
-    "All rows (chosen: the authors' 200 epochs are some 1000 steps, at a 25th of these rates; weight: authors' code)."
-    batch: int = 64
-    "Pictures in a step of the joint phase (chosen: one to 64 classes)."
-    exemplars: int = 5
-    "Pictures kept of each base class, the first ones (chosen: as many as shots)."
-    scale: float = 16.0
-    "What the learned scale of the cosines starts from (chosen: that of imprint)."
-    base: BaseTraining = field(default_factory=BaseTraining)
-    "Of the base classifier (chosen: that of imprint)."
-
-    def __post_init__(self) -> None:
-        if min(self.exemplars, self.batch) < 1 or self.penalty < 0 or self.scale <= 0:
-            raise Misuse("settings exemplars and batch must be at least 1, scale positive, penalty at least 0")
+    penalty: float = setting(
+        5e3, "Of the squared distance of the backbone's weights from the base model's (authors' code).", least=0
+    )
+    novel: Phase = setting(
+        Phase(steps=40, lr=0.04, backbone_lr=0.004, weight=1.0),
+        "New rows, all shots in each step (chosen: for some 150 epochs of the authors', at four times their rates).",
+    )
+    joint: Phase = setting(
+        Phase(steps=40, lr=0.025, backbone_lr=0.0025, weight=0.1),
+        "All rows (chosen: the authors' 200 epochs are some 1000 steps, at a 25th of these rates; weight: "
+        "authors' code).",
+    )
+    batch: int = setting(64, "Pictures in a step of the joint phase (chosen: one to 64 classes).", least=1)
+    exemplars: int = setting(5, "Pictures kept of each base class, the first ones (chosen: as many as shots).", least=1)
+    scale: float = setting(
+        16.0, "What the learned scale of the cosines starts from (chosen: that of imprint).", above=0
+    )
+    base: BaseTraining = setting(BaseTraining(), "Of the base classifier (chosen: that of imprint).")
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -88,6 +80,7 @@ class LCwoFSettings:
 class LCwoF(PictureLearner):
     """The network, the base model it is held near, a unit row a class, and exemplars."""
 
+    values = (*PictureLearner.values, "scale")
     kept = ("exemplars",)
 
     def __init__(self, settings: LCwoFSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
@@ -100,7 +93,7 @@ class LCwoF(PictureLearner):
         super().build()
         self.anchor = self.another().requires_grad_(False)
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Phase 1: train the base rows and the scale on features, and keep a few pictures."""
         base, count = self.begin(base), self.settings.exemplars
         assert base.pictures is not None
@@ -147,7 +140,7 @@ class LCwoF(PictureLearner):
         return self.scale * F.normalize(self.features(pictures)) @ self.rows.T
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """The network's, the rows' and the scale."""
         return sum(weight.numel() for weight in self.network.parameters()) + self.rows.numel() + 1
 

@@ -15,40 +15,39 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from concm.errors import Misuse
 from concm.features.sessions import Session
-from concm.methods import method
 from concm.methods.cec import Evolving, draw_each
+from concm.methods.registry import method
+from concm.records import Checked, setting
 
 
 @dataclass(frozen=True)
-class LIMITSettings:
+class LIMITSettings(Checked):
     """Of LIMIT; rates are the paper's times its number of steps over ours."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
-    way: int = 16
-    "Classes of a task that pretend to be new (authors' code); half of the base classes where there are fewer than 32."
-    shot: int = 1
-    "Images they are known by (authors' code)."
-    queries: int = 2
-    "Images of each base class to be recognised in a task: 120 of 60 classes (authors' code: 128)."
-    scale: float = 16.0
-    "Of the cosines (authors' code: temperature 16)."
-    steps: int = 100
-    "Tasks (chosen: for speed; authors' code: 20 epochs of 235 batches with 32 tasks each)."
-    lr: float = 0.0094
-    "Of SGD (chosen: the authors' .0002 for as much of a way in fewer steps)."
-    period: float = 0.1
-    "Share of the steps after which the rate falls (authors' code: milestones 2, 4 and 6 of 20 epochs)."
-    decay: float = 0.3
-    "Factor of the rate after each period (authors' code)."
-
-    def __post_init__(self) -> None:
-        if min(self.way, self.shot, self.queries) < 1 or self.steps < 0:
-            raise Misuse("settings way, shot and queries must be at least 1, and steps at least 0")
-        if not (self.lr > 0 and self.scale > 0 and self.period > 0):
-            raise Misuse("settings lr, scale and period must be positive")
+    way: int = setting(
+        16,
+        "Classes of a task that pretend to be new (authors' code); half of the base classes where there are "
+        "fewer than 32.",
+        least=1,
+    )
+    shot: int = setting(1, "Images they are known by (authors' code).", least=1)
+    queries: int = setting(
+        2, "Images of each base class to be recognised in a task: 120 of 60 classes (authors' code: 128).", least=1
+    )
+    scale: float = setting(16.0, "Of the cosines (authors' code: temperature 16).", above=0)
+    steps: int = setting(
+        100, "Tasks (chosen: for speed; authors' code: 20 epochs of 235 batches with 32 tasks each).", least=0
+    )
+    lr: float = setting(0.0094, "Of SGD (chosen: the authors' .0002 for as much of a way in fewer steps).", above=0)
+    period: float = setting(
+        0.1,
+        "Share of the steps after which the rate falls (authors' code: milestones 2, 4 and 6 of 20 epochs).",
+        above=0,
+    )
+    decay: float = setting(0.3, "Factor of the rate after each period (authors' code).")
 
     @classmethod
     def mini_imagenet(cls) -> LIMITSettings:

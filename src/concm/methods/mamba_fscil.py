@@ -31,77 +31,83 @@ from torch import Tensor, nn
 from concm.backbones import opened
 from concm.data import augment
 from concm.engine import geometry
-from concm.engine.descent import descend, warmed_cosine
+from concm.engine.descent import SGD, descend, warmed_cosine
 from concm.errors import Misuse
-from concm.features.sessions import Session
-from concm.methods import TOTAL, method
-from concm.methods.base import Learner, class_means
+from concm.features.sessions import BaseSession, Session
+from concm.methods.base import Learner
 from concm.methods.nc_fscil import balance
+from concm.methods.registry import TOTAL, method
+from concm.records import Checked, setting
 from concm.training.distributed import gather
 from concm.training.objective import Objective, Stage
 from concm.training.recipe import Schedule
 
 
 @dataclass(frozen=True)
-class MambaFSCILSettings:
+class MambaFSCILSettings(Checked):
     """Of the base session and the later ones; defaults: the authors' for CIFAR-100."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
-    width: int = 512
-    "Dimensions of the simplex (authors' code: 640, and 512 for mini-ImageNet); as many as its vertices need, if more."
-    inner: int = 128
-    "Channels of a branch, half of its hidden layer's (chosen for a CPU; authors' code: the simplex's dimensions)."
-    state: int = 8
-    "Numbers that the scan remembers of each channel (chosen for a CPU; authors' code: 256)."
-    rank: int = 8
-    "Of the step sizes Δ (chosen: Mamba's own, a sixteenth of the channels; authors' code: 256)."
-    scale_min: float = 0.6
-    "Smallest area of a crop in the base session (authors' code)."
-    jitter: float = 0.4
-    "Brightness, contrast and saturation in the base session (authors' code)."
-    blended: float = 0.4
-    "Share of pictures blended with another in the base session (authors' code: Mixup)."
-    pasted: float = 0.4
-    "Share of pictures with a part of another pasted in (authors' code: CutMix)."
-    steps: int = 100
-    "Of the first later session (chosen for a CPU; authors' code: 200)."
-    more_steps: int = 0
-    "Of each session than of the one before (authors' code)."
-    batch: int = 64
-    "Maps in a step of a session (authors' code)."
-    lr: float = 0.05
-    "Peak rate of the sessions (chosen on held-out base classes, for `length`; authors' code: 0.25)."
-    length: float = 2.0
-    "Mean length of base classes' vectors that the second branch adds to (chosen on held-out base classes; theirs: 31)."
-    shrink: float = 100.0
-    "Weight of the second branch's gate on base classes (authors' code)."
-    grow: float = 1e-5
-    "Weight of its gate on novel classes (authors' code)."
-    separate: float = 1e-3
-    "Weight of the likeness of its parameters for base and novel classes (authors' code)."
-    mixing: float = 0.0
-    "Share of the steps that average outputs of different samples (chosen on held-out base classes; authors': 0.75)."
-    lengths: bool = True
-    "In sessions, longer targets, so more weight, for classes that are rare in the batch (authors' code)."
-    copies: int = 1
-    "How often the mean map of an earlier novel class comes (authors' code)."
-    more_base: bool = False
-    "Let the mean maps of base classes come as often as there were sessions (authors' code)."
-    momentum: float = 0.9
-    "Of SGD in sessions (authors' code)."
-    weight_decay: float = 5e-4
-    "Of SGD in sessions (authors' code)."
+    width: int = setting(
+        512,
+        "Dimensions of the simplex (authors' code: 640, and 512 for mini-ImageNet); as many as its vertices "
+        "need, if more.",
+        least=1,
+    )
+    inner: int = setting(
+        128,
+        "Channels of a branch, half of its hidden layer's (chosen for a CPU; authors' code: the simplex's dimensions).",
+        least=1,
+    )
+    state: int = setting(
+        8, "Numbers that the scan remembers of each channel (chosen for a CPU; authors' code: 256).", least=1
+    )
+    rank: int = setting(
+        8, "Of the step sizes Δ (chosen: Mamba's own, a sixteenth of the channels; authors' code: 256).", least=1
+    )
+    scale_min: float = setting(0.6, "Smallest area of a crop in the base session (authors' code).", above=0, most=1)
+    jitter: float = setting(0.4, "Brightness, contrast and saturation in the base session (authors' code).")
+    blended: float = setting(
+        0.4, "Share of pictures blended with another in the base session (authors' code: Mixup).", least=0
+    )
+    pasted: float = setting(0.4, "Share of pictures with a part of another pasted in (authors' code: CutMix).", least=0)
+    steps: int = setting(100, "Of the first later session (chosen for a CPU; authors' code: 200).", least=0)
+    more_steps: int = setting(0, "Of each session than of the one before (authors' code).", least=0)
+    batch: int = setting(64, "Maps in a step of a session (authors' code).", least=1)
+    lr: float = setting(
+        0.05, "Peak rate of the sessions (chosen on held-out base classes, for `length`; authors' code: 0.25)."
+    )
+    length: float = setting(
+        2.0,
+        "Mean length of base classes' vectors that the second branch adds to (chosen on held-out base "
+        "classes; theirs: 31).",
+        above=0,
+    )
+    shrink: float = setting(100.0, "Weight of the second branch's gate on base classes (authors' code).")
+    grow: float = setting(1e-5, "Weight of its gate on novel classes (authors' code).")
+    separate: float = setting(
+        1e-3, "Weight of the likeness of its parameters for base and novel classes (authors' code)."
+    )
+    mixing: float = setting(
+        0.0,
+        "Share of the steps that average outputs of different samples (chosen on held-out base classes; "
+        "authors': 0.75).",
+    )
+    lengths: bool = setting(
+        True, "In sessions, longer targets, so more weight, for classes that are rare in the batch (authors' code)."
+    )
+    copies: int = setting(1, "How often the mean map of an earlier novel class comes (authors' code).", least=1)
+    more_base: bool = setting(
+        False, "Let the mean maps of base classes come as often as there were sessions (authors' code)."
+    )
+    momentum: float = setting(0.9, "Of SGD in sessions (authors' code).")
+    weight_decay: float = setting(5e-4, "Of SGD in sessions (authors' code).")
 
     def __post_init__(self) -> None:
-        least = {"width": 1, "inner": 1, "state": 1, "rank": 1, "steps": 0, "more_steps": 0, "batch": 1, "copies": 1}
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise Misuse(f"setting {name} must be at least {value}, not {getattr(self, name)}")
-        if self.length <= 0:
-            raise Misuse(f"setting length must be greater than 0, not {self.length}")
-        if not 0 < self.scale_min <= 1 or min(self.blended, self.pasted) < 0 or self.blended + self.pasted > 1:
-            raise Misuse("setting scale_min lies between 0 and 1, and so does the sum of the shares blended and pasted")
+        super().__post_init__()
+        if self.blended + self.pasted > 1:
+            raise Misuse("settings blended and pasted are shares of the same pictures, so their sum is at most 1")
 
     @classmethod
     def mini_imagenet(cls) -> MambaFSCILSettings:
@@ -232,7 +238,7 @@ class OntoSimplex(Objective):
         width = max(settings.width, stage.total - 1)
         self.neck = Neck(stage.dimension, self.shape, width, settings)
         self.simplex: Tensor
-        simplex = geometry.random(stage.total, width, torch.Generator().manual_seed(0))
+        simplex = geometry.random_simplex(stage.total, width, torch.Generator().manual_seed(0))
         self.register_buffer("simplex", simplex.float())
 
     def forward(self, pixels: Tensor, labels: Tensor, random: Tensor, first: int) -> dict[str, Tensor]:
@@ -308,6 +314,7 @@ def parts(features: Tensor) -> tuple[Tensor, ...]:
 class MambaFSCIL(Learner):
     """The base session's neck and simplex, a second branch, and one mean map a class."""
 
+    values = (*Learner.values, "shape", "room", "scale")
     kept = ("means",)
 
     def __init__(self, settings: MambaFSCILSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
@@ -323,7 +330,7 @@ class MambaFSCIL(Learner):
         self.neck = Neck(channels, self.shape, self.room, self.settings).to(self.device).requires_grad_(False)
         self.novel = Branch(channels, self.shape, self.room, self.settings, silent=True).to(self.device)
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Take over what the base session learned."""
         if not base.learned.keys() >= {"simplex", "shape"}:
             raise Misuse("mamba_fscil needs its own base session: `concm train` the backbone with --method mamba_fscil")
@@ -335,7 +342,6 @@ class MambaFSCIL(Learner):
         except RuntimeError as error:
             raise Misuse("inner, state and rank of mamba_fscil must be those of its base session") from error
         self.simplex = base.learned["simplex"].to(self.device)
-        assert base.mean is not None
         self.means = base.mean
         lengths = torch.cat([self._frozen(part).norm(dim=1) for part in parts(base.mean)])
         self.scale = self.settings.length / float(lengths.mean())
@@ -364,8 +370,8 @@ class MambaFSCIL(Learner):
 
         rates = warmed_cosine(settings.lr, settings.steps + settings.more_steps * (session.index - 1), 5)
         weights, momentum = self.novel.parameters(), settings.momentum
-        descend(weights, loss, rates, momentum=momentum, weight_decay=settings.weight_decay)
-        self.means = torch.cat([self.means, class_means(session)])
+        descend(weights, loss, rates, SGD(momentum=momentum, weight_decay=settings.weight_decay))
+        self.means = torch.cat([self.means, session.class_means()])
 
     def _shuffled(self, count: int) -> Tensor:
         return torch.randperm(count, generator=self.generator, device=self.device)

@@ -16,35 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from concm.errors import Misuse
-from concm.features.sessions import Session
-from concm.methods import TOTAL, method
+from concm.features.sessions import BaseSession, Session
 from concm.methods.c_fscil import Hyperdimensional, softabs
+from concm.methods.registry import TOTAL, method
+from concm.records import Checked, setting
 
 
 @dataclass(frozen=True)
-class MetaNCSettings:
+class MetaNCSettings(Checked):
     """Of MetaNC; what the paper changes for other data concerns the backbone."""
 
-    width: int = 512
-    "Dimensions of the wide space (authors' code)."
-    steepness: float = 10.0
-    "Of the softabs of a deviation from the simplex (authors' code)."
-    scale: float = 10.0
-    "Of the cosines in the loss (authors' code)."
-    shot: int = 5
-    "Images of each base class behind a prototype of an episode (authors' code)."
-    queries: int = 2
-    "Images of each base class to be recognised in an episode (chosen: for speed)."
-    steps: int = 150
-    "Episodes (chosen: for speed; authors' code: 70 000)."
-    lr: float = 0.01
-    "Of the episodes; it falls as in C-FSCIL (authors' code)."
-
-    def __post_init__(self) -> None:
-        if min(self.width, self.shot, self.queries) < 1 or self.steps < 0:
-            raise Misuse("settings width, shot and queries must be at least 1, and steps at least 0")
-        if min(self.lr, self.scale, self.steepness) <= 0:
-            raise Misuse("settings lr, scale and steepness must be positive")
+    width: int = setting(512, "Dimensions of the wide space (authors' code).", least=1)
+    steepness: float = setting(10.0, "Of the softabs of a deviation from the simplex (authors' code).", above=0)
+    scale: float = setting(10.0, "Of the cosines in the loss (authors' code).", above=0)
+    shot: int = setting(5, "Images of each base class behind a prototype of an episode (authors' code).", least=1)
+    queries: int = setting(2, "Images of each base class to be recognised in an episode (chosen: for speed).", least=1)
+    steps: int = setting(150, "Episodes (chosen: for speed; authors' code: 70 000).", least=0)
+    lr: float = setting(0.01, "Of the episodes; it falls as in C-FSCIL (authors' code).", above=0)
 
 
 @method(
@@ -57,12 +45,14 @@ class MetaNCSettings:
 class MetaNC(Hyperdimensional):
     """C-FSCIL's layer, learned towards a simplex of all classes to come."""
 
+    values = (*Hyperdimensional.values, "total")
+
     def __init__(self, settings: MetaNCSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(seed=seed, device=device)
         self.settings = settings or MetaNCSettings()
         self.total = 0
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Learn the layer for as many classes as there will be."""
         if base.total is None:
             raise Misuse("meta_nc learns margins for all classes to come, so it must be told their number")

@@ -16,53 +16,50 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from concm.engine import geometry
-from concm.engine.descent import descend, warmed_cosine
+from concm.engine.descent import SGD, descend, warmed_cosine
 from concm.errors import Misuse
-from concm.features.sessions import Session
-from concm.methods import TOTAL, method
-from concm.methods.base import Learner, class_means
+from concm.features.sessions import BaseSession, Session
+from concm.methods.base import Learner
+from concm.methods.registry import TOTAL, method
+from concm.records import Checked, setting
 
 
 @dataclass(frozen=True)
-class NCFSCILSettings:
+class NCFSCILSettings(Checked):
     """Defaults: the authors' for CIFAR-100."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
-    width: int = 512
-    "Dimensions of the simplex (authors' code); as many as its vertices need, if that is more."
-    hidden: float = 1.0
-    "Width of the neck's two hidden layers, in feature dimensions (chosen for a CPU; authors' code: 2)."
-    base_steps: int = 80
-    "Of the base session (chosen; the authors train the backbone with it, for 200 epochs)."
-    base_batch: int = 128
-    "Features in a step of the base session (chosen; authors' code: 512 images)."
-    base_lr: float = 0.25
-    "Peak rate of the base session (authors' code)."
-    steps: int = 50
-    "Of the first session (authors' code)."
-    more_steps: int = 21
-    "Of each session than of the one before (authors' code: 50, 75, 100, 120, 140, 160, 200, 200)."
-    batch: int = 64
-    "Features in a step of a session (authors' code)."
-    lr: float = 0.25
-    "Peak rate of the sessions (authors' code)."
-    mixing: float = 0.75
-    "Share of the steps in which outputs are averaged with those of other samples (authors' code)."
-    lengths: bool = True
-    "In sessions, longer targets for classes that are rare in the batch (authors' code)."
-    repeated: bool = False
-    "Repeat the means of earlier novel classes as many times as there were sessions (authors' code)."
-    momentum: float = 0.9
-    "Of SGD (authors' code)."
-    weight_decay: float = 5e-4
-    "Of SGD (authors' code)."
-
-    def __post_init__(self) -> None:
-        least = {"width": 1, "hidden": 0, "base_steps": 0, "base_batch": 1, "steps": 0, "more_steps": 0, "batch": 1}
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise Misuse(f"setting {name} must be at least {value}, not {getattr(self, name)}")
+    width: int = setting(
+        512, "Dimensions of the simplex (authors' code); as many as its vertices need, if that is more.", least=1
+    )
+    hidden: float = setting(
+        1.0,
+        "Width of the neck's two hidden layers, in feature dimensions (chosen for a CPU; authors' code: 2).",
+        least=0,
+    )
+    base_steps: int = setting(
+        80, "Of the base session (chosen; the authors train the backbone with it, for 200 epochs).", least=0
+    )
+    base_batch: int = setting(
+        128, "Features in a step of the base session (chosen; authors' code: 512 images).", least=1
+    )
+    base_lr: float = setting(0.25, "Peak rate of the base session (authors' code).")
+    steps: int = setting(50, "Of the first session (authors' code).", least=0)
+    more_steps: int = setting(
+        21, "Of each session than of the one before (authors' code: 50, 75, 100, 120, 140, 160, 200, 200).", least=0
+    )
+    batch: int = setting(64, "Features in a step of a session (authors' code).", least=1)
+    lr: float = setting(0.25, "Peak rate of the sessions (authors' code).")
+    mixing: float = setting(
+        0.75, "Share of the steps in which outputs are averaged with those of other samples (authors' code)."
+    )
+    lengths: bool = setting(True, "In sessions, longer targets for classes that are rare in the batch (authors' code).")
+    repeated: bool = setting(
+        False, "Repeat the means of earlier novel classes as many times as there were sessions (authors' code)."
+    )
+    momentum: float = setting(0.9, "Of SGD (authors' code).")
+    weight_decay: float = setting(5e-4, "Of SGD (authors' code).")
 
     @classmethod
     def mini_imagenet(cls) -> NCFSCILSettings:
@@ -107,6 +104,7 @@ class Neck(nn.Module):
 class NCFSCIL(Learner):
     """A fixed simplex, a neck, and one mean feature a class."""
 
+    values = (*Learner.values, "total")
     kept = ("means",)
 
     def __init__(self, settings: NCFSCILSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
@@ -119,16 +117,15 @@ class NCFSCIL(Learner):
         width = max(self.settings.width, self.total - 1)
         self.neck = Neck(self.dimension, max(1, round(self.settings.hidden * self.dimension)), width).to(self.device)
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Fix the simplex, and regress the base images onto its first vertices."""
         if base.total is None:
             raise Misuse("nc_fscil fixes a vertex for every class to come, so the base session must say how many")
         self.total = base.total
         self._find_room(base)
         base = self.begin(base)
-        assert base.mean is not None
         width = self.neck.shortcut.out_features
-        self.simplex = geometry.random(self.total, width, self.generator).float()
+        self.simplex = geometry.random_simplex(self.total, width, self.generator).float()
         self.means = base.mean
         settings = self.settings
         self._regress(base.features, base.labels, settings.base_steps, settings.base_batch, settings.base_lr)
@@ -146,7 +143,7 @@ class NCFSCIL(Learner):
         self._regress(
             features, labels, steps, settings.batch, settings.lr, mixing=settings.mixing, lengths=settings.lengths
         )
-        self.means = torch.cat([self.means, class_means(session)])
+        self.means = torch.cat([self.means, session.class_means()])
 
     def _find_room(self, session: Session) -> None:
         if session.classes.stop > self.total:
@@ -180,7 +177,7 @@ class NCFSCIL(Learner):
             return (dot_regression(mixed, *one) + dot_regression(mixed, *two)) / 2
 
         rates, momentum = warmed_cosine(lr, steps, 5), self.settings.momentum
-        descend(self.neck.parameters(), loss, rates, momentum=momentum, weight_decay=self.settings.weight_decay)
+        descend(self.neck.parameters(), loss, rates, SGD(momentum=momentum, weight_decay=self.settings.weight_decay))
 
     @torch.no_grad()
     def scores(self, features: Tensor) -> Tensor:

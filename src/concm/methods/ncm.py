@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.features.sessions import Session
-from concm.methods import method
-from concm.methods.base import Learner, class_means
+from concm.features.sessions import BaseSession, Session
+from concm.methods.base import Learner
+from concm.methods.registry import method
 
 
 @method("ncm", title="nearest class mean", paper="control", group="control")
@@ -20,15 +20,14 @@ class NCM(Learner):
 
     kept = ("prototypes",)
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Take the means over all base images."""
         base = self.begin(base)
-        assert base.mean is not None
         self.prototypes = base.mean
 
     def learn(self, session: Session) -> None:
         """Add the mean of each new class's shots."""
-        self.prototypes = torch.cat([self.prototypes, class_means(session.to(self.device))])
+        self.prototypes = torch.cat([self.prototypes, session.to(self.device).class_means()])
 
     def scores(self, features: Tensor) -> Tensor:
         """Cosine to every prototype."""

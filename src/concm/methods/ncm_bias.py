@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.evaluation.metrics import trade_off
-from concm.features.sessions import Session
-from concm.methods import method
+from concm.features.sessions import BaseSession
 from concm.methods.ncm import NCM
+from concm.methods.registry import method
+from concm.metrics import trade_off
 
 EPISODES = 20
 SHOTS = 5  # whatever the scenario's: shots are not known before the first session brings them
@@ -24,11 +24,13 @@ SHOTS = 5  # whatever the scenario's: shots are not known before the first sessi
 class NCMBias(NCM):
     """One scalar more than NCM, and the same prototypes."""
 
+    values = (*NCM.values, "bias")
+
     def __init__(self, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(seed=seed, device=device)
         self.bias = 0.0
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Choose the bias that maximises the harmonic mean in episodes where a third of the base classes are novel."""
         super().fit_base(base)
         generator = np.random.default_rng(self.seed)
@@ -43,14 +45,13 @@ class NCMBias(NCM):
         return scores
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """The bias."""
         return 1
 
 
-def _harmonic_means(base: Session, generator: np.random.Generator, biases: np.ndarray) -> np.ndarray:
+def _harmonic_means(base: BaseSession, generator: np.random.Generator, biases: np.ndarray) -> np.ndarray:
     """HM for each bias in one episode: 5 shots of each pseudo-novel class, all its other images to be classified."""
-    assert base.mean is not None
     novel = generator.permutation(len(base.classes))[: max(1, len(base.classes) // 3)]
     means, tested = base.mean.clone(), torch.ones(len(base.labels), dtype=torch.bool)
     for label in novel.tolist():

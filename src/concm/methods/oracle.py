@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from concm.features.sessions import Session
-from concm.methods import POOL, method
 from concm.methods.ncm import NCM
+from concm.methods.registry import POOL, method
 
 
 @method("oracle", title="nearest class mean with true means", paper="reference", group="reference", needs=(POOL,))

@@ -18,59 +18,43 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from concm.engine import geometry
-from concm.engine.descent import descend, warmed_cosine
+from concm.engine.assignment import assignment
+from concm.engine.descent import SGD, descend, warmed_cosine
 from concm.engine.losses import supervised_contrast
 from concm.errors import Misuse
-from concm.features.sessions import Session
-from concm.methods import EXEMPLARS, TOTAL, VIEWS, method
+from concm.features.sessions import BaseSession, Session
 from concm.methods.base import Learner
+from concm.methods.registry import EXEMPLARS, TOTAL, VIEWS, method
+from concm.records import Checked, setting
 
 
 @dataclass(frozen=True)
-class OrCoSettings:
+class OrCoSettings(Checked):
     """Defaults: the authors' for CIFAR-100."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
-    targets: int | None = None
-    "Pseudo-targets; none: one a class to come (authors' code: 100, and 256 for CUB200)."
-    width: int = 128
-    "Of the projector and its targets (authors' code); more if the targets need it."
-    hidden: int = 512
-    "Of the projector (chosen for a CPU; authors' code: 2048)."
-    exemplars: int = 5
-    "Images kept of each base class, the first ones (authors' code)."
-    perturbation: float = 9e-5
-    "Largest noise in a target's coordinates (authors' code)."
-    temperature: float = 0.07
-    "Of the contrast (authors' code)."
-    novel_weight: float = 0.5
-    "Of the cross-entropy of novel samples in sessions (authors' code)."
-    base_weight: float = 0.0
-    "Of the cross-entropy of base samples in sessions (authors' code)."
-    base_steps: int = 235
-    "Of the base session (chosen: a tenth of the authors', which are 10 epochs of 30 000 images)."
-    base_batch: int = 128
-    "Images in a step of the base session (authors' code)."
-    base_lr: float = 0.25
-    "Peak rate of the base session (authors' code)."
-    steps: int = 130
-    "Of each later session (chosen: a fifth of the authors', which are 100 epochs of 6 to 8)."
-    batch: int = 64
-    "Images in a step of a session (authors' code)."
-    lr: float = 0.1
-    "Peak rate of the sessions (authors' code)."
-    momentum: float = 0.9
-    "Of SGD, which is dampened by as much (authors' code)."
-
-    def __post_init__(self) -> None:
-        least = {"targets": 1, "width": 1, "hidden": 1, "exemplars": 1, "perturbation": 0}
-        least |= {"base_steps": 0, "base_batch": 1, "steps": 0, "batch": 1}
-        for name, value in least.items():
-            if getattr(self, name) is not None and getattr(self, name) < value:
-                raise Misuse(f"setting {name} must be at least {value}, not {getattr(self, name)}")
-        if not self.temperature > 0:
-            raise Misuse("setting temperature must be positive")
+    targets: int | None = setting(
+        None, "Pseudo-targets; none: one a class to come (authors' code: 100, and 256 for CUB200).", least=1
+    )
+    width: int = setting(128, "Of the projector and its targets (authors' code); more if the targets need it.", least=1)
+    hidden: int = setting(512, "Of the projector (chosen for a CPU; authors' code: 2048).", least=1)
+    exemplars: int = setting(5, "Images kept of each base class, the first ones (authors' code).", least=1)
+    perturbation: float = setting(9e-5, "Largest noise in a target's coordinates (authors' code).", least=0)
+    temperature: float = setting(0.07, "Of the contrast (authors' code).", above=0)
+    novel_weight: float = setting(0.5, "Of the cross-entropy of novel samples in sessions (authors' code).")
+    base_weight: float = setting(0.0, "Of the cross-entropy of base samples in sessions (authors' code).")
+    base_steps: int = setting(
+        235, "Of the base session (chosen: a tenth of the authors', which are 10 epochs of 30 000 images).", least=0
+    )
+    base_batch: int = setting(128, "Images in a step of the base session (authors' code).", least=1)
+    base_lr: float = setting(0.25, "Peak rate of the base session (authors' code).")
+    steps: int = setting(
+        130, "Of each later session (chosen: a fifth of the authors', which are 100 epochs of 6 to 8).", least=0
+    )
+    batch: int = setting(64, "Images in a step of a session (authors' code).", least=1)
+    lr: float = setting(0.1, "Peak rate of the sessions (authors' code).")
+    momentum: float = setting(0.9, "Of SGD, which is dampened by as much (authors' code).")
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -90,7 +74,7 @@ class OrCoSettings:
         return cls(targets=256, width=256, perturbation=1e-2, base_weight=0.6, **schedule)
 
 
-class Projector(nn.Module):
+class OrCoProjector(nn.Module):
     """Two layers; features come in at length √d, since at unit length some seeds end with all classes in one place."""
 
     def __init__(self, dimension: int, hidden: int, width: int) -> None:
@@ -111,7 +95,9 @@ class Projector(nn.Module):
 class OrCo(Learner):
     """A projector to pseudo-targets; those of the classes seen come first, in the order of the classes."""
 
+    values = (*Learner.values, "count", "seen")
     kept = ("images",)
+    copies = ("aligned",)
 
     def __init__(self, settings: OrCoSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(seed=seed, device=device)
@@ -121,10 +107,10 @@ class OrCo(Learner):
     def build(self) -> None:
         """The projector, and the one of the base session that it begins from in each session."""
         width = max(self.settings.width, self.count - 1)
-        self.aligned = Projector(self.dimension, self.settings.hidden, width).to(self.device)
-        self.projector = Projector(self.dimension, self.settings.hidden, width).to(self.device)
+        self.aligned = OrCoProjector(self.dimension, self.settings.hidden, width).to(self.device)
+        self.projector = OrCoProjector(self.dimension, self.settings.hidden, width).to(self.device)
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Make the targets, assign the base classes to theirs, align the projector, and keep a few images."""
         settings = self.settings
         if settings.targets is None and base.total is None:
@@ -133,7 +119,7 @@ class OrCo(Learner):
         self._find_room(base)
         base = self.begin(base)
         width = max(settings.width, self.count - 1)
-        self.targets = geometry.random(self.count, width, self.generator).float()
+        self.targets = geometry.random_simplex(self.count, width, self.generator).float()
         self.images, self.labels = versions(base), base.labels
         with torch.no_grad():
             self._assign(class_directions(self.projector(base.features), base.labels))
@@ -161,7 +147,7 @@ class OrCo(Learner):
     def _assign(self, directions: Tensor) -> None:
         """Put the free targets that match new class means (n, width) best, all in all, after those of known classes."""
         free = self.targets[self.seen :]
-        chosen = torch.from_numpy(geometry.assignment(-(directions @ free.T).double().cpu().numpy())).to(self.device)
+        chosen = torch.from_numpy(assignment(-(directions @ free.T).double().cpu().numpy())).to(self.device)
         left = torch.ones(len(free), dtype=torch.bool, device=self.device).index_fill_(0, chosen, False)
         self.targets = torch.cat([self.targets[: self.seen], free[chosen], free[left]])
         self.seen += len(directions)
@@ -190,7 +176,7 @@ class OrCo(Learner):
             return contrast + matching + orthogonality(occupied(vectors, labels, self.targets))
 
         rates, momentum = warmed_cosine(lr, steps, steps // 10), settings.momentum
-        descend(self.projector.parameters(), loss, rates, momentum=momentum, dampening=momentum, from_rest=True)
+        descend(self.projector.parameters(), loss, rates, SGD(momentum=momentum, dampening=momentum, from_rest=True))
 
     @torch.no_grad()
     def scores(self, features: Tensor) -> Tensor:

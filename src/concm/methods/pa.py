@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from concm.data import augment
 from concm.engine.descent import descend, warmed_cosine
 from concm.errors import Misuse
-from concm.features.sessions import Session
-from concm.methods import NAMES, method
-from concm.methods.base import Learner, class_means
+from concm.features.sessions import BaseSession, Session
+from concm.methods.base import Learner
+from concm.methods.registry import NAMES, method
+from concm.records import Checked, setting
 from concm.semantics.families import family
 from concm.training.objective import Objective, Stage
 from concm.training.recipe import Schedule
@@ -37,7 +38,7 @@ SHORT = 0.05
 
 
 @dataclass(frozen=True)
-class PASettings:
+class PASettings(Checked):
     """The paper's own numbers are not known to us, so what is not its idea is chosen.
 
     They were tried on training images of CUB's 100 base species, 40 of which played new ones, with a linear map on
@@ -46,24 +47,27 @@ class PASettings:
     and it is new species of known families that lose; 0.1 is the least that was tried above nothing.
     """
 
-    scale: float = 16.0
-    "Of the cosines in every cross-entropy (chosen: CEC's)."
-    kinship: float = 1.0
-    "Weight of the residuals' cross-entropy over families (chosen: the plain sum)."
-    family: float = 0.1
-    "Weight of the cosine to the family beside that to the species (chosen: see above; paper: the plain sum)."
-    mixing: float = 0.5
-    "Largest share of the residual prototype in a synthetic sample, drawn evenly (chosen: 66.7; 0: 66.3, 1: 63.4)."
-    steps: int = 50
-    "Of each session (chosen: brief, since rows begin at the shots' means; none: 64.6)."
-    lr: float = 0.01
-    "Peak rate of the new rows, along half a cosine (chosen: 66.7; 0.003: 65.8, 0.1: 65.9)."
-
-    def __post_init__(self) -> None:
-        if not (self.scale > 0 and self.lr > 0) or not 0 <= self.mixing <= 1:
-            raise Misuse("settings scale and lr must be positive, and mixing lies between 0 and 1")
-        if self.kinship < 0 or self.family < 0 or self.steps < 0:
-            raise Misuse("settings kinship, family and steps must be at least 0")
+    scale: float = setting(16.0, "Of the cosines in every cross-entropy (chosen: CEC's).", above=0)
+    kinship: float = setting(
+        1.0, "Weight of the residuals' cross-entropy over families (chosen: the plain sum).", least=0
+    )
+    family: float = setting(
+        0.1,
+        "Weight of the cosine to the family beside that to the species (chosen: see above; paper: the plain sum).",
+        least=0,
+    )
+    mixing: float = setting(
+        0.5,
+        "Largest share of the residual prototype in a synthetic sample, drawn evenly (chosen: 66.7; 0: 66.3, 1: 63.4).",
+        least=0,
+        most=1,
+    )
+    steps: int = setting(
+        50, "Of each session (chosen: brief, since rows begin at the shots' means; none: 64.6).", least=0
+    )
+    lr: float = setting(
+        0.01, "Peak rate of the new rows, along half a cosine (chosen: 66.7; 0.003: 65.8, 0.1: 65.9).", above=0
+    )
 
 
 class ResidualPrototypes(Objective):
@@ -116,6 +120,7 @@ class ResidualPrototypes(Objective):
 class PrototypeAntithesis(Learner):
     """Unit rows of species and families; old ones never change."""
 
+    values = (*Learner.values, "families", "learned_families")
     kept = ("prototypes", "residuals")
 
     def __init__(self, settings: PASettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
@@ -124,14 +129,13 @@ class PrototypeAntithesis(Learner):
         self.families: list[str] = []
         self.learned_families = 0
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Take the means over all base images, and the residual prototypes that the base session learned."""
         places, self.families = related(base.names)
         self.learned_families = len(self.families)
         base = self.begin(base)
         if base.learned.keys() != {"families"} or len(base.learned["families"]) != self.learned_families:
             raise Misuse("pa needs what its own base session learns about these classes: `concm train … --method pa`")
-        assert base.mean is not None
         self.prototypes = F.normalize(base.mean)
         self.residuals = base.learned["families"].to(self.device)
         self.family_of = torch.tensor(places, device=self.device)
@@ -141,7 +145,7 @@ class PrototypeAntithesis(Learner):
         session, settings = session.to(self.device), self.settings
         places, families = related(session.names, self.families)
         own = torch.tensor(places, device=self.device)
-        means = F.normalize(class_means(session))
+        means = F.normalize(session.class_means())
         known = len(self.families)
         shared = self.prototypes[: self.base].mean(0)
         new = [means[own == place].mean(0) - shared for place in range(known, len(families))]
@@ -169,7 +173,7 @@ class PrototypeAntithesis(Learner):
         return nearness(features, species, self.residuals, self.family_of, weight=self.settings.family)
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """The residual prototypes of the base session, and the rows of new species."""
         return (self.learned_families + len(self.prototypes) - self.base) * self.dimension
 

@@ -11,13 +11,15 @@ from concm import backbones
 from concm.data import augment
 from concm.data.transform import Transform
 from concm.errors import Misuse
-from concm.features.sessions import Session
+from concm.features.sessions import BaseSession
 from concm.methods.base import Learner
+from concm.records import from_json
 
 
 class PictureLearner(Learner):
     """A learner with its own copy of the backbone, `network`, always in eval mode: batch statistics stay the base's."""
 
+    values = (*Learner.values, "backbone", "transform")
     network: nn.Module
 
     def __init__(self, *, seed: int = 0, device: str = "cpu") -> None:
@@ -25,7 +27,7 @@ class PictureLearner(Learner):
         self.backbone = ""
         self.transform: dict[str, object] = {}
 
-    def begin(self, base: Session) -> Session:
+    def begin(self, base: BaseSession) -> BaseSession:
         """As `Learner.begin`, with the backbone copied."""
         if base.backbone is None or base.pictures is None:
             raise Misuse(
@@ -57,4 +59,4 @@ class PictureLearner(Learner):
     @property
     def how(self) -> Transform:
         """How pictures enter the network."""
-        return Transform.from_json(self.transform)
+        return from_json(Transform, self.transform)

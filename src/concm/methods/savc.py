@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from concm.data import augment
 from concm.errors import Misuse
-from concm.features.sessions import Session
-from concm.methods import method
-from concm.methods.base import class_means
+from concm.features.sessions import BaseSession, Session
 from concm.methods.ncm import NCM
+from concm.methods.registry import method
+from concm.records import Checked, setting
 from concm.training.distributed import gather
 from concm.training.objective import Objective, Stage
 from concm.training.recipe import Schedule
@@ -41,55 +41,50 @@ KEYS = 70
 
 
 @dataclass(frozen=True)
-class SAVCSettings:
+class SAVCSettings(Checked):
     """Defaults: the authors' for CIFAR-100."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
-    fantasies: Literal[1, 2, 4] = 2
-    "Turns in which each picture is learned and read, the upright one included (paper: none and a half)."
-    scale: float = 16.0
-    "Of the classifier's cosines (authors' code)."
-    global_weight: float = 0.2
-    "Of the contrast of whole pictures (paper)."
-    local_weight: float = 0.8
-    "Of the contrast of small crops (paper)."
-    queue: int = 8192
-    "Keys that are kept to contrast with (authors' code), at most 70 of a class and fantasy."
-    width: int = 32
-    "Dimensions of queries and keys (authors' code)."
-    temperature: float = 0.07
-    "Of the contrast (authors' code)."
-    momentum: float = 0.995
-    "Share of itself that the keys' network keeps at each step (authors' code)."
-    global_min: float = 0.9
-    "Smallest area of a query's and a key's crop, as a share of the picture's (authors' code)."
-    crops: int = CROPS
-    "Small crops of each picture (authors' code)."
-    local_side: float = 18 / 32
-    "Side to which small crops are scaled, as a share of the picture's (authors' code)."
-    local_min: float = 0.2
-    "Smallest area of a small crop, as a share of the picture's (authors' code)."
-    local_max: float = 0.7
-    "Largest area of a small crop (authors' code)."
-    jitter: float = 0.4
-    "Brightness, contrast and saturation of all crops (authors' code)."
-    grey: float = 0.2
-    "Share of crops without colour (authors' code)."
-    test_views: bool = True
-    "Scores are the mean over all fantasies (paper); or those of the upright picture alone, as other methods have."
+    fantasies: Literal[1, 2, 4] = setting(
+        2, "Turns in which each picture is learned and read, the upright one included (paper: none and a half)."
+    )
+    scale: float = setting(16.0, "Of the classifier's cosines (authors' code).", above=0)
+    global_weight: float = setting(0.2, "Of the contrast of whole pictures (paper).")
+    local_weight: float = setting(0.8, "Of the contrast of small crops (paper).")
+    queue: int = setting(
+        8192, "Keys that are kept to contrast with (authors' code), at most 70 of a class and fantasy.", above=0
+    )
+    width: int = setting(32, "Dimensions of queries and keys (authors' code).", above=0)
+    temperature: float = setting(0.07, "Of the contrast (authors' code).", above=0)
+    momentum: float = setting(
+        0.995, "Share of itself that the keys' network keeps at each step (authors' code).", least=0, below=1
+    )
+    global_min: float = setting(
+        0.9,
+        "Smallest area of a query's and a key's crop, as a share of the picture's (authors' code).",
+        above=0,
+        most=1,
+    )
+    crops: int = setting(CROPS, "Small crops of each picture (authors' code).", least=1, most=CROPS)
+    local_side: float = setting(
+        18 / 32, "Side to which small crops are scaled, as a share of the picture's (authors' code).", above=0, most=1
+    )
+    local_min: float = setting(
+        0.2, "Smallest area of a small crop, as a share of the picture's (authors' code).", above=0, most=1
+    )
+    local_max: float = setting(0.7, "Largest area of a small crop (authors' code).", above=0, most=1)
+    jitter: float = setting(0.4, "Brightness, contrast and saturation of all crops (authors' code).")
+    grey: float = setting(0.2, "Share of crops without colour (authors' code).")
+    test_views: bool = setting(
+        True,
+        "Scores are the mean over all fantasies (paper); or those of the upright picture alone, as other methods have.",
+    )
 
     def __post_init__(self) -> None:
-        if not 1 <= self.crops <= CROPS:
-            raise Misuse(f"setting crops lies between 1 and {CROPS}, not {self.crops}")
-        for name in ("scale", "queue", "width", "temperature"):
-            if not getattr(self, name) > 0:
-                raise Misuse(f"setting {name} must be positive, not {getattr(self, name)}")
-        for name in ("global_min", "local_side", "local_min", "local_max"):
-            if not 0 < getattr(self, name) <= 1:
-                raise Misuse(f"setting {name} is a share between 0 and 1, not {getattr(self, name)}")
-        if not 0 <= self.momentum < 1 or self.local_min > self.local_max:
-            raise Misuse("setting momentum lies between 0 and 1, and local_min is at most local_max")
+        super().__post_init__()
+        if self.local_min > self.local_max:
+            raise Misuse("setting local_min must be at most local_max")
 
     @classmethod
     def mini_imagenet(cls) -> SAVCSettings:
@@ -263,12 +258,14 @@ def mean_cosines(features: Tensor, prototypes: Tensor) -> Tensor:
 class SAVC(NCM):
     """Nearest class mean in each fantasy, on what that base session gives."""
 
+    values = (*NCM.values, "chunks")
+
     def __init__(self, settings: SAVCSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(seed=seed, device=device)
         self.settings = settings or SAVCSettings()
         self.chunks = 1
 
-    def fit_base(self, base: Session) -> None:
+    def fit_base(self, base: BaseSession) -> None:
         """Take the means over all base images, one for each turn in which the backbone reads them."""
         if "turns" not in base.learned:
             raise Misuse(
@@ -276,12 +273,11 @@ class SAVC(NCM):
             )
         self.chunks = len(base.learned["turns"])
         base = self.begin(base)
-        assert base.mean is not None
         self.prototypes = self._views(base.mean).flatten(1)
 
     def learn(self, session: Session) -> None:
         """Add the means of each new class's shots."""
-        means = class_means(session.to(self.device))
+        means = session.to(self.device).class_means()
         self.prototypes = torch.cat([self.prototypes, self._views(means).flatten(1)])
 
     def scores(self, features: Tensor) -> Tensor:

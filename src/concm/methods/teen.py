@@ -17,27 +17,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.errors import Misuse
 from concm.features.sessions import Session
-from concm.methods import method
-from concm.methods.base import class_means
 from concm.methods.ncm import NCM
+from concm.methods.registry import method
+from concm.records import Checked, setting
 
 
 @dataclass(frozen=True)
-class TEENSettings:
+class TEENSettings(Checked):
     """Two numbers; those of CIFAR-100."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
-    alpha: float = 0.1
-    "How far a new prototype is moved (authors' code for CIFAR-100; mini-ImageNet and CUB200: 0.5)."
-    tau: float = 16.0
-    "Sharpness of the weights of base prototypes (authors' code, all data)."
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1 or self.tau < 0:
-            raise Misuse("setting alpha is between 0 and 1, and tau at least 0")
+    alpha: float = setting(
+        0.1,
+        "How far a new prototype is moved (authors' code for CIFAR-100; mini-ImageNet and CUB200: 0.5).",
+        least=0,
+        most=1,
+    )
+    tau: float = setting(16.0, "Sharpness of the weights of base prototypes (authors' code, all data).", least=0)
 
     @classmethod
     def mini_imagenet(cls) -> TEENSettings:
@@ -60,7 +58,7 @@ class TEEN(NCM):
 
     def learn(self, session: Session) -> None:
         """Add the calibrated mean of each new class's shots."""
-        means = class_means(session.to(self.device))
+        means = session.to(self.device).class_means()
         calibrated = calibrate(means, self.prototypes[: self.base], self.settings.alpha, self.settings.tau)
         self.prototypes = torch.cat([self.prototypes, calibrated])
 

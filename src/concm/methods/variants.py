@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from concm.data.scenarios import nearest
-from concm.errors import Misuse
+from concm.errors import Misuse, did_you_mean
 
 
 def vary(settings: type[Any], changes: Iterable[str]) -> Any:
@@ -23,7 +22,7 @@ def vary(settings: type[Any], changes: Iterable[str]) -> Any:
         presets = getattr(settings, "PRESETS", ())
         if name not in presets:
             known = [*presets, *(f"{item.name}=…" for item in fields(settings))]
-            raise Misuse(f"{change!r} is neither a setting nor a preset; {nearest(name, known)}")
+            raise Misuse(f"{change!r} is neither a setting nor a preset; {did_you_mean(name, known)}")
         made = getattr(settings, name)()
     return _changed(made, values)
 
@@ -36,7 +35,7 @@ def _changed(settings: Any, values: list[tuple[list[str], str, str]]) -> Any:
     inner: dict[str, list[tuple[list[str], str, str]]] = {}
     for (name, *rest), value, change in values:
         if name not in known:
-            raise Misuse(f"no setting called {name!r}; {nearest(name, known)}")
+            raise Misuse(f"no setting called {name!r}; {did_you_mean(name, known)}")
         if rest and not is_dataclass(getattr(settings, name)):
             raise Misuse(f"{change!r}: {name} has no settings of its own")
         if rest:

@@ -8,6 +8,7 @@ from rich.markup import escape
 
 from concm.classifier.classifier import Classifier, Prediction
 from concm.classifier.evaluation import Evaluation
+from concm.records import from_json
 from concm.report.tables import print_whole, ruled, say
 
 
@@ -86,7 +87,7 @@ def card(zoo: Classifier) -> str:
     measured = zoo.store.evaluations()
     if measured:
         row = measured[-1]
-        result = Evaluation.from_json(row.result)
+        result = from_json(Evaluation, row.result)
         behind = "" if row.version == zoo.version else f" (of version {row.version}: what came later is not in it)"
         lines += [f"On {result.photos} photos from `{row.source}`, {row.created[:10]}{behind}.", ""]
         lines += [*_markdown(("figure", "value"), _figures(result)), ""]

@@ -13,6 +13,7 @@ from typing import Any
 
 from concm.files import write_whole
 from concm.methods import Choice, choose
+from concm.records import to_json
 from concm.report import figures
 from concm.report.bench import CONTROL
 from concm.training.recipe import Recipe
@@ -217,7 +218,7 @@ def _schedule(found: Found) -> str:
     name, changed = _base_session(found), ""
     objective = choose(name).entry.objective if name else None
     if objective is not None:
-        full = objective.schedule.to_json()
+        full = to_json(objective.schedule)
         other = [f"{key} {recipe[key]} for {full[key]}" for key in full if key != "seed" and recipe[key] != full[key]]
         changed = f" ({', '.join(other)})" if other else ""
     return f"{recipe['epochs']} epochs{changed}"
@@ -226,7 +227,7 @@ def _schedule(found: Found) -> str:
 def _varied(found: Found) -> str:
     """What a base session of ours had otherwise than by default."""
     recipe = (found["training"] or {}).get("recipe") or {}
-    default = Recipe().to_json()
+    default = to_json(Recipe())
     return ", ".join(f"{key} {recipe[key]}" for key in default if key in recipe and recipe[key] != default[key])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +21,10 @@ from concm import backbones
 from concm.backbones.encoder import Encoder, Reading
 from concm.data.augment import RANDOMS
 from concm.data.dataset import Dataset
+from concm.engine.descent import half_cosine
 from concm.errors import ConcmError, Misuse, enough_memory, in_a_line
-from concm.methods import Choice
 from concm.progress import bar
+from concm.records import to_json
 from concm.training import checkpoint
 from concm.training.distributed import GlobalBatchNorm2d
 from concm.training.feed import Feed
@@ -34,12 +35,27 @@ from concm.training.recipe import Recipe, Schedule
 CHECKPOINT_SECONDS = 120.0
 
 
+@dataclass(frozen=True)
+class Objectives:
+    """What a method minimises in a base session of its own, and what the run's file records of it."""
+
+    make: Callable[[Stage], Objective]
+    recorded: dict[str, Any]
+
+
+def ours(stage: Stage, recipe: Schedule) -> Objective:
+    """The objective of our own base session."""
+    if not isinstance(recipe, Recipe):
+        raise Misuse("our own base session takes a Recipe; a bare Schedule goes with a method's objective")
+    return TwoViews(stage, recipe)
+
+
 class Interrupted(ConcmError):
     """Ctrl-C: the run is safe on disk."""
 
 
 @dataclass
-class BaseSession:
+class BaseRun:
     """One run: what it trains on, how, and where it writes."""
 
     dataset: Dataset
@@ -47,7 +63,7 @@ class BaseSession:
     recipe: Schedule
     out: Path
     fabric: Fabric
-    method: Choice | None = None
+    objective: Objectives | None = None
     weights: str | None = None
     compiled: bool = False
     resident: bool | None = None
@@ -93,7 +109,7 @@ class BaseSession:
                 if done % an_epoch == 0:
                     row = meter.row(done, fabric.all_reduce)
                     if not math.isfinite(row["loss"]):
-                        raise ConcmError(f"the loss is {row['loss']} after epoch {row['epoch']}: try a lower --lr")
+                        raise ConcmError(f"the loss is {row['loss']} after epoch {row['epoch']}: try a lower `lr`")
                     log.write({**row, "lr": rate})
                     progress.update(task, note=f"loss {row['loss']:.3f}  {row['images_per_second']:,.0f} images/s")
                 stopping = done < steps and self._agreed(bool(stop), done)
@@ -134,15 +150,15 @@ class BaseSession:
     def _check(self, file: Path, resume: bool) -> None:
         world = self.fabric.world_size
         if self.batch % world:
-            raise Misuse(f"--batch {self.batch} is the batch over all processes and must divide by {world}")
+            raise Misuse(f"`batch` is {self.batch}, the batch over all processes and must divide by {world}")
         finished = self.out / "backbone.safetensors"
         if resume and not file.exists():
             why = "the run is finished" if finished.exists() else f"no checkpoint at {file}"
             raise Misuse(f"nothing to resume: {why}")
         if not resume and finished.exists():
-            raise Misuse(f"{self.out} already holds a finished run; choose another --out")
+            raise Misuse(f"{self.out} already holds a finished run; choose another `out`")
         if not resume and file.exists():
-            raise Misuse(f"{self.out} already holds a run; add --resume to go on with it, or choose another --out")
+            raise Misuse(f"{self.out} already holds a run; add `resume` to go on with it, or choose another `out`")
 
     def _model(self) -> Objective:
         backbone = backbones.find(self.backbone)
@@ -151,7 +167,7 @@ class BaseSession:
             from concm.backbones.resnet import ResNet, load_torchvision
 
             if self.backbone != "resnet18_imagenet" or not isinstance(network, ResNet):
-                raise Misuse("--weights takes torchvision's ResNet-18 and goes with --backbone resnet18_imagenet")
+                raise Misuse("`weights` takes torchvision's ResNet-18 and goes with the backbone resnet18_imagenet")
             load_torchvision(network, self.weights)
         self._try(network)
         if self.fabric.world_size > 1:
@@ -159,22 +175,13 @@ class BaseSession:
         scenario = self.dataset.scenario
         names = scenario.names[: scenario.base]
         stage = Stage(network, backbone.dimension, scenario.base, len(scenario.keys), self.dataset.transform, names)
-        model = self._objective(stage)
+        model = self.objective.make(stage) if self.objective is not None else ours(stage, self.recipe)
         return model.train().to(self.fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-    def _objective(self, stage: Stage) -> Objective:
-        if self.method is None:
-            assert isinstance(self.recipe, Recipe)
-            return TwoViews(stage, self.recipe)
-        assert self.method.entry.objective is not None
-        return self.method.entry.objective(stage, self.method.settings)
 
     @cached_property
     def described(self) -> dict[str, Any]:
         """The recipe as the run's file records it: with the method whose base session this is, if it is one's."""
-        if self.method is None:
-            return self.recipe.to_json()
-        return {"method": self.method.entry.name, "settings": self.method.recorded, **self.recipe.to_json()}
+        return {**(self.objective.recorded if self.objective is not None else {}), **to_json(self.recipe)}
 
     def _try(self, network: nn.Module) -> None:
         """Refuse pictures that are too small for the network before anything is written."""
@@ -202,7 +209,7 @@ class BaseSession:
         return torch.rand(self.batch, draws, RANDOMS, generator=generator, device=device)[self.share]
 
     def _step(self, model: Any, optimizer: Any, pixels: Tensor, labels: Tensor, random: Tensor) -> dict[str, Tensor]:
-        sentence = f"the device is out of memory at --batch {self.batch}; try --batch {self.batch // 2}"
+        sentence = f"the device is out of memory at a batch of {self.batch}; try `batch={self.batch // 2}`"
         with enough_memory(sentence):
             losses: dict[str, Tensor] = model(pixels, labels, random, self.share.start)
             self.fabric.backward(losses["loss"])
@@ -252,4 +259,4 @@ def _schedule(step: int, steps: int, warmup: float) -> float:
     """Linear warm-up, then half a cosine to zero."""
     if step < warmup:
         return min(1.0, (step + 1) / warmup)
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, steps - warmup)))
+    return half_cosine((step - warmup) / max(1.0, steps - warmup))

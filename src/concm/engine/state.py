@@ -1,0 +1,100 @@
+"""The state of whatever learns: tensors are buffers, networks submodules, plain values extra state; all goes to disk.
+
+So saving, loading, counting and moving are written once, for the engine and for every method.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from concm.errors import ConcmError
+
+EXTRA = "_extra_state"
+
+
+class Growing(nn.Module):
+    """A module whose tensors may grow: one that is assigned to an attribute is a buffer, whatever its shape was."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and name not in self._buffers:
+            self.__dict__.pop(name, None)
+            self.register_buffer(name, value)
+        else:
+            super().__setattr__(name, value)
+
+
+class Stateful(Growing):
+    """Something that learns on a device with random numbers of its own, and whose whole state is a table of tensors."""
+
+    values: ClassVar[tuple[str, ...]] = ()
+    "Names of the attributes that are no tensors and belong to the state: numbers, words, and lists of them."
+
+    def __init__(self, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__()
+        self.seed = seed
+        self.device = torch.device(device)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+
+    def rebuild(self, state: Mapping[str, Tensor]) -> None:
+        """Make the submodules that a state has tensors for; plain values have been loaded already."""
+
+    def get_extra_state(self) -> Tensor:
+        """The plain values, as bytes of JSON in a tensor."""
+        known = {name: getattr(self, name) for name in self.values}
+        return torch.tensor(list(json.dumps(known).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Inverse of `get_extra_state`."""
+        known: dict[str, Any] = json.loads(bytes(state.tolist()))
+        for name in self.values:
+            setattr(self, name, known[name])
+
+    def state_dict(self) -> dict[str, Tensor]:  # type: ignore[override]
+        """All that was learned, as tensors; with the same settings, what loads it goes on as this one would."""
+        state = {name: value.detach().clone() for name, value in super().state_dict().items()}
+        return {**state, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # type: ignore[override]
+        """Inverse of `state_dict`, into one of the same settings; a state that does not fit is refused."""
+        try:
+            self.set_extra_state(state[EXTRA])
+            restore(self.generator, state["generator"], self.seed)
+            with torch.random.fork_rng(devices=[]):
+                self.rebuild(state)
+            for name in state.keys() - {EXTRA, "generator"}:
+                self._put(name, state[name])
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+            raise ConcmError(
+                f"this state does not fit {type(self).__name__} ({type(error).__name__}: {error})"
+            ) from error
+        if lacking := self.state_dict().keys() - state.keys():
+            raise ConcmError(f"this state does not fit {type(self).__name__}: it lacks {min(lacking)}")
+
+    def _put(self, name: str, value: Tensor) -> None:
+        path, _, leaf = name.rpartition(".")
+        owner = self.get_submodule(path)
+        if leaf == EXTRA:
+            owner.set_extra_state(value)
+        elif (weight := owner._parameters.get(leaf)) is not None:
+            with torch.no_grad():
+                weight.copy_(value)
+        else:
+            owner.register_buffer(leaf, value.to(self.device))
+
+
+def restore(generator: torch.Generator, state: Tensor, seed: int) -> None:
+    """Set a generator to a saved state; one of another kind of device does not fit: it begins anew from the seed."""
+    try:
+        generator.set_state(state)
+    except RuntimeError:
+        generator.manual_seed(seed)
+
+
+def count_bytes(tensors: Iterable[Tensor]) -> int:
+    """Memory that tensors take."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

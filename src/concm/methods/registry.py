@@ -1,0 +1,250 @@
+"""The registry of methods, and how users name one: by its name, by an import path, as a class or as an object."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from concm.errors import Misuse, did_you_mean
+from concm.features.sessions import BaseSession, Session
+from concm.methods.variants import vary
+from concm.records import to_json
+
+if TYPE_CHECKING:
+    from concm.methods.base import Method
+    from concm.training.objective import Objective
+
+AnySession = TypeVar("AnySession", bound=Session)
+Group = Literal["control", "shared backbone", "own base session", "updates the backbone", "reference"]
+
+NAMES, VIEWS, TOTAL, POOL = "class names", "views of the shots", "number of classes to come", "all training images"
+PICTURES = "pictures and a copy of the backbone"
+"""What a method may need of a session beyond features, labels and statistics of the base classes.
+
+One that needs pictures is also given pictures to score, (n, h, w, 3), instead of features.
+"""
+EXEMPLARS = "exemplars"
+"""What a method may need to keep: single images, or their features; how many is said after a colon."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered method; `needs` is all that it uses beyond features and labels.
+
+    `objective` is what it minimises in a base session of its own, where it has one: made from a stage and settings.
+    """
+
+    name: str
+    title: str
+    paper: str
+    make: Callable[..., Method]
+    settings: type[Any] | None
+    needs: tuple[str, ...]
+    group: Group = "shared backbone"
+    objective: type[Objective] | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method with its settings, ready to be made; `label` is how the user wrote it."""
+
+    label: str
+    entry: Entry
+    settings: Any
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The settings as files have them."""
+        return to_json(self.settings) if self.settings is not None else {}
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What it uses beyond features and labels, with these settings."""
+        return tuple(getattr(self.settings, "needs", self.entry.needs))
+
+    def build(self, *, seed: int, device: str) -> Method:
+        """A fresh one."""
+        given = {} if self.settings is None else {"settings": self.settings}
+        return self.entry.make(**given, seed=seed, device=device)
+
+
+def granted(session: AnySession, needs: tuple[str, ...]) -> AnySession:
+    """The session without what is for those methods alone that declared it."""
+    withheld: dict[str, Any] = {}
+    if not any(need.startswith("number of") for need in needs):
+        withheld["total"] = None
+    if POOL not in needs:
+        withheld["pool"] = None
+    if PICTURES not in needs:
+        withheld |= {"pictures": None, **({"backbone": None} if isinstance(session, BaseSession) else {})}
+    return replace(session, **withheld)
+
+
+Class = TypeVar("Class", bound=Callable[..., Any])
+_registered: dict[str, Entry] = {}
+
+
+def method(
+    name: str,
+    *,
+    title: str,
+    paper: str,
+    group: Group = "shared backbone",
+    settings: type[Any] | None = None,
+    needs: tuple[str, ...] = (),
+    objective: type[Objective] | None = None,
+) -> Callable[[Class], Class]:
+    """Register a class as a method of the bench, by a decorator.
+
+    Parameters
+    ----------
+    name
+        What users type: `concm bench --method NAME`.
+    title
+        What it is, in a few words.
+    paper
+        Where it was published, for example "CVPR 2024".
+    group
+        What it is compared with.
+    settings
+        A frozen dataclass of its hyper-parameters; the class then takes `settings` beside `seed` and `device`.
+    needs
+        What it uses beyond features and labels, unless its settings have a property `needs` that says so.
+    objective
+        What it minimises in a base session of its own.
+
+    Examples
+    --------
+    >>> import concm
+    >>> from concm.methods.ncm import NCM
+    >>> @concm.method("twice", title="nearest class mean, again", paper="nowhere")
+    ... class Twice(NCM):
+    ...     pass
+    """
+
+    def register(make: Class) -> Class:
+        by_default = () if settings is None else getattr(settings(), "needs", ())
+        _registered[name] = Entry(name, title, paper, make, settings, needs or by_default, group, objective)
+        entries.cache_clear()
+        return make
+
+    return register
+
+
+@cache
+def entries() -> dict[str, Entry]:
+    """All methods by name; importing their modules is what registers them.
+
+    Other packages add theirs with an entry point of the group `concm.methods` that names the module.
+    """
+    package = __name__.rpartition(".")[0]
+    for module in iter_modules(sys.modules[package].__path__):
+        import_module(f"{package}.{module.name}")
+    for other in entry_points(group="concm.methods"):
+        other.load()
+    return dict(sorted(_registered.items()))
+
+
+def choose(words: str) -> Choice:
+    """A method as users write it: `concm`, `concm:published`, `concm:structure=random,calibrate=false`.
+
+    A method of one's own is `package.module:Class`, or `file.py:Class`, with settings behind another colon.
+    """
+    name, _, changes = words.partition(":")
+    entry = entries().get(name)
+    if entry is None and changes:
+        attribute, _, changes = changes.partition(":")
+        entry = _imported(name, attribute)
+    if entry is None:
+        raise Misuse(f"no method called {name!r}; {did_you_mean(name, entries())}")
+    if entry.settings is None and changes:
+        raise Misuse(f"method {entry.name} has no settings, so {changes!r} cannot be set")
+    settings = None if entry.settings is None else vary(entry.settings, [word for word in changes.split(",") if word])
+    return Choice(words, entry, settings)
+
+
+def choice_of(given: Any) -> Choice:
+    """A method by name, as a class, or as an object that has learned nothing yet, which is copied for every run.
+
+    A class may take `seed` and `device`, and need not.
+    """
+    if isinstance(given, str):
+        return choose(given)
+    if isinstance(given, Choice):
+        return given
+    if not all(callable(getattr(given, verb, None)) for verb in ("fit_base", "learn", "scores")):
+        raise Misuse(f"{given!r:.80} is no method: it needs the verbs fit_base, learn and scores")
+    if isinstance(given, type):
+        entry = _entry_of(given, given.__name__)
+        return Choice(entry.name, entry, None if entry.settings is None else entry.settings())
+
+    def make(**_: Any) -> Any:
+        return deepcopy(given)
+
+    known = next((entry for entry in entries().values() if entry.make is type(given)), None)
+    name, settings = type(given).__name__ if known is None else known.name, getattr(given, "settings", None)
+    needs = () if known is None else tuple(getattr(settings, "needs", known.needs))
+    return Choice(name, Entry(name, name, "", make, None, needs), None)
+
+
+def _entry_of(make: Any, name: str) -> Entry:
+    """The registered entry of a class, or one for a class that nobody has registered."""
+    known = next((entry for entry in entries().values() if entry.make is make), None)
+    return known or Entry(name, name, "", _leniently(make), None, tuple(getattr(make, "needs", ())))
+
+
+def _leniently(make: Any) -> Callable[..., Any]:
+    """A class that need not take the seed or the device."""
+    taken = inspect.signature(make).parameters
+    free = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in taken.values())
+
+    def build(**given: Any) -> Any:
+        return make(**{name: value for name, value in given.items() if free or name in taken})
+
+    return build
+
+
+def _imported(module: str, attribute: str) -> Entry | None:
+    """Anybody's method by import path or file, registered or not; the current folder is searched too."""
+    if not attribute.isidentifier():
+        return None
+    reference = f"{module}:{attribute}"
+    try:
+        with _current_folder():
+            found = _loaded(Path(module)) if module.endswith(".py") else import_module(module)
+        make = getattr(found, attribute)
+    except (ImportError, AttributeError, OSError) as error:
+        raise Misuse(f"cannot import the method {reference!r}: {error}") from error
+    return _entry_of(make, reference)
+
+
+def _loaded(file: Path) -> Any:
+    spec = spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise ImportError(f"no Python file at {file}")
+    module = sys.modules.get(spec.name)
+    if module is None or getattr(module, "__file__", None) != spec.origin:
+        module = sys.modules[spec.name] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _current_folder() -> Iterator[None]:
+    """Let the current folder be imported from, as `python -m` does."""
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(Path.cwd()))

@@ -36,7 +36,7 @@ from concm.training.recipe import Recipe
 
 
 def pictures(count: int) -> Pictures:
-    scenario = scenarios.load("cifar100")
+    scenario = scenarios.load_scenario("cifar100")
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
     labels = np.arange(count) % scenario.base
@@ -148,7 +148,7 @@ def bound(data: Pictures, backbone: str, batch: int, steps: int, device: torch.d
 
 
 def build(backbone: str, data: Pictures, batch: int) -> TwoViews:
-    known = backbones.find(backbone)
+    known = backbones.find_backbone(backbone)
     classes = data.scenario.base
     stage = Stage(known.build(), known.dimension, classes, classes, data.transform)
     return TwoViews(stage, Recipe(batch=batch))

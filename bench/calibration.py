@@ -18,7 +18,7 @@ import torch
 from concm.engine.calibration import agreement
 from concm.engine.concm import Engine
 from concm.engine.memory import class_statistics
-from concm.features.bank import Bank, bundled, load
+from concm.features.bank import Bank
 from concm.features.sessions import draw, sessions
 from concm.methods import choose
 
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("specs", nargs="*", default=["concm", "concm:published", "concm:calibration.own_logit=1"])
     options = parser.parse_args()
-    banks = {"cifar100": bundled(), **{path.stem: load(path) for path in options.banks}}
+    banks = {"cifar100": Bank.bundled(), **{path.stem: Bank.load(path) for path in options.banks}}
     table = []
     for name, bank in banks.items():
         for label in options.specs:

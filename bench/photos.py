@@ -53,7 +53,7 @@ def link(photos: list[Path], folder: Path) -> None:
 
 def lay_out(data: Path, work: Path, shots: int, seed: int) -> list[list[str]]:
     """Class folders of the base classes, of each session and of all test photos; returns the sessions' classes."""
-    scenario = scenarios.load("cub200")
+    scenario = scenarios.load_scenario("cub200")
     known = {path.name: path for path in (data / "train").iterdir()}
     groups = [[plain(scenario.keys[at]) for at in scenario.classes_of(index)] for index in range(scenario.sessions + 1)]
     for index in range(scenario.sessions + 1):

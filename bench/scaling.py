@@ -37,7 +37,7 @@ def features(classes: int, images: int, generator: torch.Generator, spread: floa
 def measure(classes: int, device: str) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     base, way = classes - SESSIONS * WAY, WAY
-    known = scenarios.load("imagenet1k").names
+    known = scenarios.load_scenario("imagenet1k").names
     names = [*known, *(f"thing {at}" for at in range(classes - len(known)))][:classes]
     seen, views, labels, centres = features(classes, IMAGES, generator)
     test = centres + 0.06 * torch.randn(centres.shape, generator=generator)

@@ -25,7 +25,7 @@ from concm.cli.options import Machine
 from concm.engine import projector
 from concm.evaluation.protocol import run
 from concm.evaluation.results import summary
-from concm.features.bank import bundled
+from concm.features.bank import Bank
 from concm.features.sessions import draw
 from concm.methods import choose
 
@@ -51,7 +51,7 @@ def plain_loop(
 
 
 def measure(label: str, device: str, draws: int) -> dict[str, Any]:
-    bank = bundled()
+    bank = Bank.bundled()
     seconds, ahm, fa = [], [], []
     for at in range(-1, draws):  # the first one warms the device up
         begun = time.perf_counter()

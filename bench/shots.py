@@ -15,7 +15,7 @@ import numpy as np
 
 from concm.engine.concm import Engine
 from concm.errors import Misuse
-from concm.features.bank import Bank, load
+from concm.features.bank import Bank
 from concm.features.sessions import draw, sessions
 from concm.metrics import harmonic, trade_off
 
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    banks = [load(path) for path in options.bank]
+    banks = [Bank.load(path) for path in options.bank]
     if not all(bank.scenario.name.endswith("-validation") for bank in banks):
         raise Misuse("this is for validation banks: nothing is chosen on test images")
     rows = []

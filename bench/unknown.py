@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.05)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    bank = banks.load(options.bank) if options.bank else banks.bundled()
+    bank = banks.Bank.load(options.bank) if options.bank else banks.Bank.bundled()
     first = next(sessions(bank, draw(bank, 0)))
     unseen = bank.card["training"].get("recipe") is None
     plan = rehearse(first, None, unseen=unseen)

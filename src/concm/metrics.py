@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,12 +16,25 @@ def confusion(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
     return torch.bincount(labels * classes + predicted, minlength=classes * classes).view(classes, classes)
 
 
-def accuracies(matrix: Tensor, base: int) -> dict[str, float]:
+@dataclass(frozen=True)
+class Accuracies:
     """Accuracy over all, base and novel images, the harmonic mean of the last two, and how often the two are mixed up.
 
     BER takes base for positive and novel for negative: the mean of base images called novel (FNR) and novel images
-    called base (FPR). A matrix of shares instead of counts gives the class-mean variants.
+    called base (FPR).
     """
+
+    acc: float
+    acc_base: float
+    acc_novel: float
+    hm: float
+    ber: float
+    fpr: float
+    fnr: float
+
+
+def accuracies(matrix: Tensor, base: int) -> Accuracies:
+    """What a confusion matrix comes to; one of shares instead of counts gives the class-mean variants."""
     right, images = matrix.diagonal().double(), matrix.sum(1).double()
 
     def share(part: Tensor, whole: Tensor) -> float:
@@ -30,15 +44,15 @@ def accuracies(matrix: Tensor, base: int) -> dict[str, float]:
     old, new = slice(base), slice(base, None)
     acc_base, acc_novel = share(right[old], images[old]), share(right[new], images[new])
     fnr, fpr = share(matrix[old, new], images[old]), share(matrix[new, old], images[new])
-    return {
-        "acc": share(right, images),
-        "acc_base": acc_base,
-        "acc_novel": acc_novel,
-        "hm": harmonic(acc_base, acc_novel),
-        "ber": (fnr + fpr) / 2,
-        "fpr": fpr,
-        "fnr": fnr,
-    }
+    return Accuracies(
+        acc=share(right, images),
+        acc_base=acc_base,
+        acc_novel=acc_novel,
+        hm=harmonic(acc_base, acc_novel),
+        ber=(fnr + fpr) / 2,
+        fpr=fpr,
+        fnr=fnr,
+    )
 
 
 def harmonic(one: float, other: float) -> float:
@@ -46,7 +60,7 @@ def harmonic(one: float, other: float) -> float:
     return 2 * one * other / (one + other) if one + other else 0.0
 
 
-def class_means(matrix: Tensor, base: int) -> dict[str, float]:
+def class_mean_accuracies(matrix: Tensor, base: int) -> Accuracies:
     """The same with every class counting the same, however many images it has."""
     return accuracies(matrix.double() / matrix.sum(1, keepdim=True).clamp(min=1), base)
 

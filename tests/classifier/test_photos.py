@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
 
-from concm.classifier.photos import LONGEST_NAME, THUMBNAIL, Photo, by_class, called, checked_name, find
+from concm.classifier.photos import LONGEST_NAME, THUMBNAIL, Photo, by_class, called, checked_name, find_photos
 from concm.data.images import BrokenPicture
 from concm.errors import ConcmError, Misuse
 from tests.support.data import noise, write_class_folders, write_picture
@@ -247,12 +247,12 @@ def write_all(root: Path, *names: str) -> list[Path]:
 @pytest.mark.parametrize("form", [str, Path])
 def test_files_are_found_in_the_order_they_are_given(tmp_path, form):
     a, b, c = write_all(tmp_path, "a.png", "b.png", "c.png")
-    assert find([form(b), form(c), form(a)]) == [b, c, a]
+    assert find_photos([form(b), form(c), form(a)]) == [b, c, a]
 
 
 def test_a_file_is_taken_whatever_it_is_called(tmp_path):
     odd = write_all(tmp_path, "picture", ".hidden.png", "photo.dat", "[1].png", "what?*.png")
-    assert find(odd) == odd
+    assert find_photos(odd) == odd
 
 
 @pytest.mark.parametrize("form", [str, Path])
@@ -260,60 +260,60 @@ def test_a_folder_gives_all_its_pictures_and_those_below_in_order(tmp_path, form
     expected = write_all(tmp_path, "a.png", "b.JPG", "c.webp", "sub/a.png", "sub/deep/er/a.gif", "tub/a.jpeg")
     for other in ("notes.txt", "sub/list.csv", "raw.nef", "png"):
         (tmp_path / other).write_text("no picture")
-    assert find([form(tmp_path)]) == expected
+    assert find_photos([form(tmp_path)]) == expected
 
 
 def test_hidden_files_in_a_folder_are_left_alone(tmp_path):
     seen, *_ = write_all(tmp_path, "a.png", ".b.png", "._a.png")
-    assert find([tmp_path]) == [seen]
+    assert find_photos([tmp_path]) == [seen]
 
 
 def test_hidden_folders_in_a_folder_are_left_alone(tmp_path):
     seen, *_ = write_all(tmp_path, "a.png", ".ipynb_checkpoints/a.png", ".thumbnails/deep/b.png")
-    assert find([tmp_path]) == [seen]
+    assert find_photos([tmp_path]) == [seen]
 
 
 def test_globs_give_the_files_they_match_in_order(tmp_path):
     a, b, deep = write_all(tmp_path, "a.png", "b.png", "sub/c.png")
     (tmp_path / "notes.txt").write_text("no picture")
     write_all(tmp_path, ".hidden.png")
-    assert find([f"{tmp_path}/*.png"]) == [a, b]
-    assert find([tmp_path / "[b-z].png"]) == [b]
-    assert find([f"{tmp_path}/**/*.png"]) == [a, b, deep]
-    assert find([f"{tmp_path}/s*/?.png"]) == [deep]
-    assert find([f"{tmp_path}/[as]*"]) == [a]  # the folder that matches is no file
+    assert find_photos([f"{tmp_path}/*.png"]) == [a, b]
+    assert find_photos([tmp_path / "[b-z].png"]) == [b]
+    assert find_photos([f"{tmp_path}/**/*.png"]) == [a, b, deep]
+    assert find_photos([f"{tmp_path}/s*/?.png"]) == [deep]
+    assert find_photos([f"{tmp_path}/[as]*"]) == [a]  # the folder that matches is no file
 
 
 def test_a_picture_that_is_meant_twice_is_found_once_in_its_first_place(tmp_path, monkeypatch):
     a, b, c = write_all(tmp_path, "a.png", "b.png", "c.png")
-    assert find([c, tmp_path, f"{tmp_path}/*.png", str(b)]) == [c, a, b]
+    assert find_photos([c, tmp_path, f"{tmp_path}/*.png", str(b)]) == [c, a, b]
     monkeypatch.chdir(tmp_path)
-    assert find(["a.png", "./a.png"]) == [Path("a.png")]
+    assert find_photos(["a.png", "./a.png"]) == [Path("a.png")]
 
 
 def test_copies_are_not_repetitions(tmp_path):
     paths = [tmp_path / "a.png", tmp_path / "b.png"]
     for path in paths:
         write_picture(path, seed=0)
-    assert find([tmp_path]) == paths
+    assert find_photos([tmp_path]) == paths
 
 
 def test_nothing_asked_for_is_nothing_found():
-    assert find([]) == []
+    assert find_photos([]) == []
 
 
 @pytest.mark.parametrize("word", ["gone.png", "gone/", "*.png", "**/*.jpg", "a.jpeg/b.png", "gone\0.png", "g" * 300])
 def test_what_is_missing_is_named_in_a_sentence(tmp_path, word):
     write_picture(tmp_path / "a.jpeg")
     with pytest.raises(ConcmError, match=f"^no picture at {re.escape(str(tmp_path / word))}"):
-        find([tmp_path / "a.jpeg", f"{tmp_path}/{word}"])
+        find_photos([tmp_path / "a.jpeg", f"{tmp_path}/{word}"])
 
 
 def test_a_folder_without_pictures_is_named_with_what_is_read(tmp_path):
     (tmp_path / "notes.txt").write_text("no picture")
     write_picture(tmp_path / ".hidden.png")
     with pytest.raises(ConcmError, match=rf"^no pictures in {tmp_path}; these are read: .*\.jpg.*\.png"):
-        find([tmp_path])
+        find_photos([tmp_path])
 
 
 # by class

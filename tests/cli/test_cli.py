@@ -136,7 +136,7 @@ def test_a_folder_becomes_a_bank_that_can_be_shown(data, backbone, tmp_path, cap
     limits = ["--views", 2, "--base-limit", 3, "--novel-limit", 6]
     assert call(*features(data, backbone, file, "--precision", precision, *limits)) == 0
     assert f"wrote {file}" in capsys.readouterr().out
-    bank = banks.load(file)
+    bank = banks.Bank.load(file)
     assert bank.card["precision"] == precision
     assert torch.bincount(bank.base.labels).tolist() == [3] * 4
     assert torch.bincount(bank.novel.labels).tolist() == [0] * 4 + [6] * 2
@@ -153,7 +153,7 @@ def test_a_folder_becomes_a_bank_that_can_be_shown(data, backbone, tmp_path, cap
 def test_limits_keep_a_part_of_the_same_features(data, backbone, tmp_path):
     for name, limits in (("all", []), ("some", ["--base-limit", 2, "--novel-limit", 5])):
         assert call(*features(data, backbone, tmp_path / name, "--precision", "float32", *limits)) == 0
-    every, some = banks.load(tmp_path / "all"), banks.load(tmp_path / "some")
+    every, some = banks.Bank.load(tmp_path / "all"), banks.Bank.load(tmp_path / "some")
     place = {name: row for row, name in enumerate(every.base.ids)}
     assert torch.equal(some.base.features, every.base.features[[place[name] for name in some.base.ids]])
     assert torch.equal(some.mean, every.mean)
@@ -167,7 +167,7 @@ def test_two_processes_extract_the_bank_of_one(data, backbone, tmp_path):
         words = features(data, backbone, file, "--devices", devices, "--views", 2, "--precision", "float32")
         done = typed(*words)
         assert done.returncode == 0, done.stderr
-    one, two = map(banks.load, files)
+    one, two = map(banks.Bank.load, files)
     for name in ("base", "novel", "test"):
         ours, theirs = getattr(one, name), getattr(two, name)
         assert ours.labels.tolist() == theirs.labels.tolist()
@@ -190,7 +190,7 @@ def test_a_picture_that_is_none_is_refused_by_name_or_skipped(data, backbone, tm
     assert call(*features(folder, backbone, out, "--broken", "skip")) == 0
     assert sentence(capsys.readouterr().err).startswith(f"skipped: {text}")
     assert call(*features(data, backbone, tmp_path / "clean", "--precision", "float16")) == 0
-    assert torch.equal(banks.load(out).base.features, banks.load(tmp_path / "clean").base.features)
+    assert torch.equal(banks.Bank.load(out).base.features, banks.Bank.load(tmp_path / "clean").base.features)
 
 
 # mistakes with folders
@@ -351,7 +351,7 @@ def test_a_backbone_trained_for_validation_gives_a_bank_to_tune_on(data, backbon
     assert call(*train, "--epochs", 1, "--batch", 8, "--seed", 3, "--validate") == 0
     out = tmp_path / "bank.safetensors"
     assert call(*features(data, tmp_path / "run", out, "--validate")) == 0
-    bank = banks.load(out)
+    bank = banks.Bank.load(out)
     whole = of_folder([path.name for path in (data / "train").iterdir()], base=4, way=1, shot=5, size=32)
     assert bank.scenario.name == "folder-validation"
     assert sorted(bank.scenario.keys) == sorted(whole.keys[:4])

@@ -27,7 +27,7 @@ import pytest
 import torch
 from PIL import Image
 
-from concm.backbones import find as find_backbone
+from concm.backbones import find_backbone
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.store import Store
 from concm.demo.groceries import NAMES as GROCERIES

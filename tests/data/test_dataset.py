@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from concm.data import images
-from concm.data.dataset import Dataset, ImageSet, load
+from concm.data.dataset import Dataset, ImageSet, load_dataset
 from concm.data.scenarios import Scenario, of_folder
 from concm.errors import ConcmError, Misuse
 from tests.support.data import write_cifar, write_class_folders, write_picture
@@ -39,7 +39,7 @@ def classes_of(part: ImageSet) -> list[str]:
 
 def test_labels_follow_the_scenarios_order_and_not_the_folders(tmp_path):
     scenario = scenario_of("cat", "ant", "dog", "bee")
-    dataset, complaints = load(scenario, write_data(tmp_path, {"ant": 3, "bee": 1, "cat": 2, "dog": 1}))
+    dataset, complaints = load_dataset(scenario, write_data(tmp_path, {"ant": 3, "bee": 1, "cat": 2, "dog": 1}))
     assert complaints == []
     for part in (dataset.train, dataset.test):
         assert [scenario.keys[label] for label in part.labels] == classes_of(part)
@@ -48,7 +48,7 @@ def test_labels_follow_the_scenarios_order_and_not_the_folders(tmp_path):
 
 def test_every_row_shows_the_picture_of_its_name(tmp_path):
     write_data(tmp_path, {"ant": 3, "bee": 4, "cat": 2})
-    dataset, _ = load(scenario_of("cat", "ant", "bee"), tmp_path)
+    dataset, _ = load_dataset(scenario_of("cat", "ant", "bee"), tmp_path)
     for part, folder in ((dataset.train, "train"), (dataset.test, "test")):
         for row, name in zip(part.rows, part.ids, strict=True):
             np.testing.assert_array_equal(part.pixels[row], images.decode(tmp_path / folder / name, 8))
@@ -58,15 +58,15 @@ def test_pictures_are_scaled_for_the_transform_that_is_asked_for(tmp_path):
     scenario = scenario_of("ant", "bee", "cat")
     write_data(tmp_path, {"ant": 1, "bee": 1, "cat": 1})
     larger = replace(scenario.transform, size=10, resize=12)
-    assert load(scenario, tmp_path)[0].train.pixels.shape == (3, 8, 8, 3)
-    dataset, _ = load(scenario, tmp_path, transform=larger)
+    assert load_dataset(scenario, tmp_path)[0].train.pixels.shape == (3, 8, 8, 3)
+    dataset, _ = load_dataset(scenario, tmp_path, transform=larger)
     assert dataset.train.pixels.shape == (3, 12, 12, 3)
     assert dataset.transform == larger
 
 
 def test_base_and_novel_images_are_told_apart(tmp_path):
     write_data(tmp_path, {"ant": 2, "bee": 2, "cat": 2, "dog": 2})
-    dataset, _ = load(scenario_of("cat", "ant", "dog", "bee"), tmp_path)
+    dataset, _ = load_dataset(scenario_of("cat", "ant", "dog", "bee"), tmp_path)
     assert classes_of(dataset.base) == ["ant", "ant", "cat", "cat"]
     assert classes_of(dataset.novel) == ["bee", "bee", "dog", "dog"]
 
@@ -74,7 +74,7 @@ def test_base_and_novel_images_are_told_apart(tmp_path):
 def test_classes_that_the_scenario_does_not_have_are_left_out(tmp_path):
     write_data(tmp_path, {"ant": 1, "bee": 1, "cat": 1, "zebra": 5})
     (tmp_path / "train" / "zebra" / "0.png").write_text("not even read")
-    dataset, _ = load(scenario_of("ant", "bee", "cat"), tmp_path)
+    dataset, _ = load_dataset(scenario_of("ant", "bee", "cat"), tmp_path)
     assert classes_of(dataset.train) == ["ant", "bee", "cat"]
 
 
@@ -83,7 +83,7 @@ def test_a_class_without_pictures_is_named(tmp_path, part):
     every, some = {"ant": 2, "bee": 2, "cat": 2}, {"ant": 2, "bee": 2}
     write_data(tmp_path, *((some, every) if part == "training" else (every, some)))
     with pytest.raises(ConcmError, match=f"{tmp_path}: no {part} pictures of 1 of the 3 classes .*first is 'cat'"):
-        load(scenario_of("ant", "bee", "cat"), tmp_path)
+        load_dataset(scenario_of("ant", "bee", "cat"), tmp_path)
 
 
 @pytest.mark.parametrize("layout", ["class folders", "cifar"])
@@ -93,25 +93,25 @@ def test_a_folder_of_quite_other_classes_is_refused(tmp_path, layout):
     else:
         write_data(tmp_path, {"apple": 2, "baby": 2})
     with pytest.raises(ConcmError, match=r"no training pictures of 3 of the 3 classes .*first is 'ant'"):
-        load(scenario_of("ant", "bee", "cat"), tmp_path)
+        load_dataset(scenario_of("ant", "bee", "cat"), tmp_path)
 
 
 def test_a_class_with_too_few_shots_is_named_with_the_number_it_has(tmp_path):
     write_data(tmp_path, {"ant": 5, "bee": 5, "cat": 5, "dog": 2})
     with pytest.raises(ConcmError, match=r"class 'dog' has 2 training pictures, .* takes 5 shots: .*--shot"):
-        load(scenario_of("ant", "bee", "cat", "dog", shot=5), tmp_path)
+        load_dataset(scenario_of("ant", "bee", "cat", "dog", shot=5), tmp_path)
 
 
 def test_a_base_class_may_have_fewer_pictures_than_there_are_shots(tmp_path):
     write_data(tmp_path, {"ant": 2, "bee": 5, "cat": 5})
-    assert len(load(scenario_of("ant", "bee", "cat", shot=5), tmp_path)[0].train) == 12
+    assert len(load_dataset(scenario_of("ant", "bee", "cat", shot=5), tmp_path)[0].train) == 12
 
 
 def test_skipped_pictures_are_reported_and_the_others_keep_their_labels(tmp_path):
     write_data(tmp_path, {"ant": 2, "bee": 2, "cat": 2})
     broken = tmp_path / "train" / "ant" / "1.png"
     broken.write_text("not a picture")
-    dataset, complaints = load(scenario_of("cat", "bee", "ant"), tmp_path, broken="skip")
+    dataset, complaints = load_dataset(scenario_of("cat", "bee", "ant"), tmp_path, broken="skip")
     assert [complaint.split()[0] for complaint in complaints] == [str(broken)]
     assert dataset.train.ids == ["ant/0.png", "bee/0.png", "bee/1.png", "cat/0.png", "cat/1.png"]
     assert dataset.train.labels.tolist() == [2, 1, 1, 0, 0]
@@ -124,7 +124,7 @@ def test_a_broken_picture_is_refused_unless_asked_otherwise(tmp_path):
     broken = tmp_path / "test" / "bee" / "0.png"
     broken.write_text("not a picture")
     with pytest.raises(ConcmError, match=str(broken)):
-        load(scenario_of("ant", "bee", "cat"), tmp_path)
+        load_dataset(scenario_of("ant", "bee", "cat"), tmp_path)
 
 
 def test_a_picture_that_cub_lists_but_lacks_is_named(tmp_path):
@@ -135,7 +135,7 @@ def test_a_picture_that_cub_lists_but_lacks_is_named(tmp_path):
     (tmp_path / "train_test_split.txt").write_text("".join(f"{at} {at % 2}\n" for at in range(6)))
     (tmp_path / "images" / names[3]).unlink()
     with pytest.raises(ConcmError, match=names[3]):
-        load(scenario_of("1.ant", "2.bee", "3.cat"), tmp_path)
+        load_dataset(scenario_of("1.ant", "2.bee", "3.cat"), tmp_path)
 
 
 # two datasets in one scenario
@@ -149,7 +149,7 @@ def composite(root: Path, side: int = 8) -> Scenario:
 
 
 def test_a_composite_takes_each_class_from_its_own_folder(tmp_path):
-    dataset, _ = load(composite(tmp_path), tmp_path)
+    dataset, _ = load_dataset(composite(tmp_path), tmp_path)
     assert classes_of(dataset.base) == ["ant", "ant", "ant", "cat", "cat"]
     assert dataset.base.labels.tolist() == [1, 1, 1, 0, 0]
     assert dataset.novel.ids == ["0", "1", "3"]
@@ -160,7 +160,7 @@ def test_a_composite_takes_each_class_from_its_own_folder(tmp_path):
 def test_a_composite_scales_both_kinds_of_pictures_alike(tmp_path):
     scenario = composite(tmp_path)
     pictures = write_cifar(tmp_path / "cifar", ["ant", "bee", "dog"], [1, 2, 0, 1], [2, 1, 0])
-    dataset, _ = load(scenario, tmp_path)
+    dataset, _ = load_dataset(scenario, tmp_path)
     assert dataset.train.pixels.shape == (8, 8, 8, 3)
     last = dataset.novel.rows[-1]
     np.testing.assert_array_equal(dataset.train.pixels[last], images.resized(pictures["train"][3:], 8)[0])
@@ -171,11 +171,11 @@ def test_a_composite_without_one_of_its_folders_is_refused_by_path(tmp_path):
     scenario = composite(tmp_path)
     (tmp_path / "cifar").rename(tmp_path / "cifar100")
     with pytest.raises(ConcmError, match=f"no data folder at {tmp_path / 'cifar'};"):
-        load(scenario, tmp_path)
+        load_dataset(scenario, tmp_path)
 
 
 def test_a_composites_base_session_can_be_loaded_alone(tmp_path):
-    dataset, _ = load(composite(tmp_path).vary(sessions=0), tmp_path)
+    dataset, _ = load_dataset(composite(tmp_path).vary(sessions=0), tmp_path)
     assert sorted(dataset.train.labels.tolist()) == [0, 0, 1, 1, 1]
     assert len(dataset.novel) == 0
 

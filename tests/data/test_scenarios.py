@@ -47,7 +47,7 @@ def test_five_scenarios_are_bundled():
 @pytest.mark.parametrize("name", SIZES)
 def test_a_bundled_scenario_has_the_published_sizes(name):
     base, sessions, way = SIZES[name]
-    scenario = scenarios.load(name)
+    scenario = scenarios.load_scenario(name)
     assert (scenario.base, scenario.sessions, scenario.way, scenario.shot) == (base, sessions, way, 5)
     assert len(scenario.keys) == len(scenario.names) == base + sessions * way
     assert [len(scenario.classes_of(session)) for session in range(sessions + 1)] == [base] + [way] * sessions
@@ -55,19 +55,19 @@ def test_a_bundled_scenario_has_the_published_sizes(name):
 
 @pytest.mark.parametrize("name", SIZES)
 def test_the_sessions_of_a_bundled_scenario_bring_every_class_once(name):
-    scenario = scenarios.load(name)
+    scenario = scenarios.load_scenario(name)
     brought = [label for session in range(scenario.sessions + 1) for label in scenario.classes_of(session)]
     assert brought == list(range(len(scenario.keys)))
 
 
 @pytest.mark.parametrize(("name", "at", "key", "label"), PLACES)
 def test_known_classes_are_at_their_published_places(name, at, key, label):
-    scenario = scenarios.load(name)
+    scenario = scenarios.load_scenario(name)
     assert (scenario.keys[at], scenario.names[at]) == (key, label)
 
 
 def test_mini_to_cifar_joins_mini_imagenets_base_classes_and_cifars_novel_ones():
-    joined, mini, cifar = (scenarios.load(name) for name in ("mini_to_cifar", "mini_imagenet", "cifar100"))
+    joined, mini, cifar = (scenarios.load_scenario(name) for name in ("mini_to_cifar", "mini_imagenet", "cifar100"))
     assert joined.keys == mini.keys[:60] + cifar.keys[60:]
     assert joined.names == mini.names[:60] + cifar.names[60:]
     assert joined.parts == (("mini_imagenet", 0, 60), ("cifar100", 60, 100))
@@ -87,7 +87,7 @@ def test_mini_to_cifar_joins_mini_imagenets_base_classes_and_cifars_novel_ones()
     ],
 )
 def test_variants_change_sessions_ways_and_shots(asked, sessions, way, shot):
-    varied = scenarios.load("cifar100").vary(**asked)
+    varied = scenarios.load_scenario("cifar100").vary(**asked)
     assert (varied.sessions, varied.way, varied.shot) == (sessions, way, shot)
     assert varied.seen(sessions) == len(varied.keys) == 60 + sessions * way
 
@@ -95,7 +95,7 @@ def test_variants_change_sessions_ways_and_shots(asked, sessions, way, shot):
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("asked", [{"way": 2}, {"way": 7}, {"shot": 1}, {"way": 3, "sessions": 2}, {"sessions": 1}])
 def test_no_variant_changes_the_class_order(name, asked):
-    scenario = scenarios.load(name)
+    scenario = scenarios.load_scenario(name)
     varied = scenario.vary(**asked)
     assert varied.keys == scenario.keys[: len(varied.keys)]
     assert varied.names == scenario.names[: len(varied.keys)]
@@ -103,14 +103,14 @@ def test_no_variant_changes_the_class_order(name, asked):
 
 
 def test_a_variant_leaves_the_original_alone():
-    scenario = scenarios.load("cifar100")
+    scenario = scenarios.load_scenario("cifar100")
     scenario.vary(way=2, shot=1, sessions=3)
-    assert scenario == scenarios.load("cifar100")
+    assert scenario == scenarios.load_scenario("cifar100")
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_scenario_survives_json(name):
-    scenario = scenarios.load(name).vary(way=2, shot=3)
+    scenario = scenarios.load_scenario(name).vary(way=2, shot=3)
     assert from_json(Scenario, json.loads(json.dumps(to_json(scenario)))) == scenario
 
 
@@ -159,7 +159,7 @@ def test_small_pictures_are_not_scaled_before_the_crop_and_large_ones_are():
 )
 def test_an_impossible_variant_is_refused(asked, words):
     with pytest.raises(Misuse, match=words):
-        scenarios.load("cifar100").vary(**asked)
+        scenarios.load_scenario("cifar100").vary(**asked)
 
 
 @pytest.mark.parametrize(("base", "words"), [(4, "--base 4, but there are only 3 classes"), (1, "at least 2, not 1")])
@@ -183,15 +183,15 @@ def test_two_classes_of_the_same_name_are_refused_by_name():
 )
 def test_a_mistyped_scenario_gets_the_nearest_name(typed, meant):
     with pytest.raises(Misuse, match=f"no scenario called '{typed}'; did you mean {meant}"):
-        scenarios.load(typed)
+        scenarios.load_scenario(typed)
 
 
 def test_a_scenario_that_resembles_none_gets_the_whole_list():
     with pytest.raises(Misuse, match="there are: cifar100, cub200, imagenet1k, mini_imagenet, mini_to_cifar"):
-        scenarios.load("xyzzy")
+        scenarios.load_scenario("xyzzy")
 
 
 @pytest.mark.parametrize("name", ["", "../scenarios/cifar100", "cifar100.toml"])
 def test_a_scenario_is_a_name_and_not_a_path(name):
     with pytest.raises(Misuse):
-        scenarios.load(name)
+        scenarios.load_scenario(name)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from concm.data.sources import Pictures, find
+from concm.data.sources import Pictures, find_source
 from concm.errors import ConcmError
 from tests.support.data import python2_pickle, write_cifar, write_class_folders, write_picture
 
@@ -63,7 +63,7 @@ def write_files(folder: Path, names: Iterable[str]) -> None:
 @pytest.mark.parametrize("at", [".", "cifar-100-python"], ids=["the folder itself", "the folder above"])
 def test_cifar_gives_pictures_classes_and_positions(tmp_path, at):
     pictures = write_cifar(tmp_path / at, CIFAR_CLASSES, [2, 0, 1, 0], [1, 1, 2])
-    source = find(tmp_path)
+    source = find_source(tmp_path)
     assert source.train.keys == ["baby", "apple", "aquarium_fish", "apple"]
     assert source.test.keys == ["aquarium_fish", "aquarium_fish", "baby"]
     assert source.train.ids == ["0", "1", "2", "3"]
@@ -74,7 +74,7 @@ def test_cifar_gives_pictures_classes_and_positions(tmp_path, at):
 @pytest.mark.parametrize("names", [str, str.encode], ids=["text", "bytes"])
 def test_cifar_written_again_by_python_3_gives_the_same(tmp_path, names):
     pictures = write_cifar(tmp_path, CIFAR_CLASSES, [2, 0], [1], dump=lambda value: pickle.dumps(value, 4), names=names)
-    source = find(tmp_path)
+    source = find_source(tmp_path)
     assert (source.train.keys, source.test.keys) == (["baby", "apple"], ["aquarium_fish"])
     np.testing.assert_array_equal(source.train.pixels, pictures["train"])
 
@@ -83,7 +83,7 @@ def test_cifar_without_its_class_names_is_refused_by_path(tmp_path):
     write_cifar(tmp_path, CIFAR_CLASSES, [0], [1])
     (tmp_path / "meta").unlink()
     with pytest.raises(ConcmError, match=str(tmp_path / "meta")):
-        find(tmp_path)
+        find_source(tmp_path)
 
 
 @pytest.mark.parametrize("lost", ["data", "fine_labels"])
@@ -93,7 +93,7 @@ def test_a_cifar_file_without_what_it_should_hold_is_refused_by_path(tmp_path, l
     del batch[lost.encode()]
     (tmp_path / "test").write_bytes(python2_pickle(batch))
     with pytest.raises(ConcmError, match=str(tmp_path / "test")):
-        find(tmp_path)
+        find_source(tmp_path)
 
 
 # CUB_200_2011
@@ -103,7 +103,7 @@ def test_a_cifar_file_without_what_it_should_hold_is_refused_by_path(tmp_path, l
 def test_cub_takes_its_parts_from_its_lists(tmp_path, at):
     write_cub(tmp_path / at)
     images = tmp_path / at / "images"
-    source = find(tmp_path)
+    source = find_source(tmp_path)
     assert files_of(source.train, images) == {name: name.split("/")[0] for name, flag in BIRDS.items() if flag}
     assert files_of(source.test, images) == {name: name.split("/")[0] for name, flag in BIRDS.items() if not flag}
     assert source.train.ids == [name for name, flag in BIRDS.items() if flag]
@@ -113,7 +113,7 @@ def test_cub_with_a_list_that_is_too_short_is_refused_by_path(tmp_path):
     write_cub(tmp_path)
     (tmp_path / "train_test_split.txt").write_text("1 0\n2 1\n")
     with pytest.raises(ConcmError, match=str(tmp_path)):
-        find(tmp_path)
+        find_source(tmp_path)
 
 
 # mini-ImageNet
@@ -122,7 +122,7 @@ def test_cub_with_a_list_that_is_too_short_is_refused_by_path(tmp_path):
 def test_mini_imagenet_with_flat_pictures_and_lists_beside_them(tmp_path):
     write_files(tmp_path / "images", [name for rows in LISTED.values() for name in rows])
     write_lists(tmp_path)
-    source = find(tmp_path)
+    source = find_source(tmp_path)
     assert files_of(source.train, tmp_path / "images") == LISTED["train.csv"]
     assert files_of(source.test, tmp_path / "images") == LISTED["test.csv"]
     assert source.train.ids == list(LISTED["train.csv"])
@@ -131,7 +131,7 @@ def test_mini_imagenet_with_flat_pictures_and_lists_beside_them(tmp_path):
 def test_mini_imagenet_with_lists_in_its_split_folder(tmp_path):
     write_files(tmp_path / "images", [name for rows in LISTED.values() for name in rows])
     write_lists(tmp_path / "split")
-    source = find(tmp_path)
+    source = find_source(tmp_path)
     assert (source.train.ids, source.test.ids) == (list(LISTED["train.csv"]), list(LISTED["test.csv"]))
 
 
@@ -140,7 +140,7 @@ def test_mini_imagenet_with_class_folders_and_lists_from_elsewhere(tmp_path):
     for part, rows in (("train", LISTED["train.csv"]), ("val", LISTED["test.csv"])):
         write_files(data / part, [f"{key}/{name}" for name, key in rows.items()])
     write_lists(splits)
-    source = find(data, splits=splits)
+    source = find_source(data, splits=splits)
     assert files_of(source.train, data) == {f"train/{key}/{name}": key for name, key in LISTED["train.csv"].items()}
     assert files_of(source.test, data) == {f"val/{key}/{name}": key for name, key in LISTED["test.csv"].items()}
 
@@ -151,7 +151,7 @@ def test_lists_and_not_folders_say_which_part_a_picture_belongs_to(tmp_path):
     write_files(data / "train", [f"{key}/{name}" for name, key in everything.items()])
     write_files(data / "val", ["n01532829/n0153282900009999.jpg"])
     write_lists(splits)
-    source = find(data, splits=splits)
+    source = find_source(data, splits=splits)
     assert (source.train.ids, source.test.ids) == (list(LISTED["train.csv"]), list(LISTED["test.csv"]))
 
 
@@ -159,7 +159,7 @@ def test_a_list_that_names_a_missing_picture_is_refused_by_path_and_picture(tmp_
     write_files(tmp_path / "images", LISTED["train.csv"])
     write_lists(tmp_path)
     with pytest.raises(ConcmError, match=rf"{tmp_path / 'test.csv'} lists n0153282900000040\.jpg.*{tmp_path}"):
-        find(tmp_path)
+        find_source(tmp_path)
 
 
 def test_a_list_without_the_right_columns_is_refused_by_path(tmp_path):
@@ -167,7 +167,7 @@ def test_a_list_without_the_right_columns_is_refused_by_path(tmp_path):
     write_lists(tmp_path)
     (tmp_path / "test.csv").write_text("".join(f"{name},{key}\n" for name, key in LISTED["test.csv"].items()))
     with pytest.raises(ConcmError, match=str(tmp_path / "test.csv")):
-        find(tmp_path)
+        find_source(tmp_path)
 
 
 # class folders
@@ -177,7 +177,7 @@ def test_a_list_without_the_right_columns_is_refused_by_path(tmp_path):
 def test_class_folders_under_train_and_another_part(tmp_path, held):
     write_class_folders(tmp_path / "train", {"bee": 2, "ant": 1})
     write_class_folders(tmp_path / held, {"ant": 1, "bee": 1})
-    source = find(tmp_path)
+    source = find_source(tmp_path)
     assert files_of(source.train, tmp_path / "train") == {"ant/0.png": "ant", "bee/0.png": "bee", "bee/1.png": "bee"}
     assert files_of(source.test, tmp_path / held) == {"ant/0.png": "ant", "bee/0.png": "bee"}
     assert source.train.ids == ["ant/0.png", "bee/0.png", "bee/1.png"]
@@ -186,13 +186,13 @@ def test_class_folders_under_train_and_another_part(tmp_path, held):
 def test_a_test_folder_comes_before_a_validation_folder(tmp_path):
     for part, count in (("train", 1), ("val", 2), ("test", 3)):
         write_class_folders(tmp_path / part, {"ant": count})
-    assert len(find(tmp_path).test.ids) == 3
+    assert len(find_source(tmp_path).test.ids) == 3
 
 
 @pytest.mark.parametrize("at", [".", "train"], ids=["nothing between", "train alone"])
 def test_class_folders_without_parts_give_up_a_fifth_of_every_class(tmp_path, at):
     write_class_folders(tmp_path / at, {"ant": 10, "bee": 20})
-    source = find(tmp_path)
+    source = find_source(tmp_path)
     train, test = files_of(source.train, tmp_path / at), files_of(source.test, tmp_path / at)
     assert sorted(test.values()) == ["ant"] * 2 + ["bee"] * 4
     assert not train.keys() & test.keys()
@@ -202,13 +202,13 @@ def test_class_folders_without_parts_give_up_a_fifth_of_every_class(tmp_path, at
 
 def test_the_fifth_depends_on_the_seed_and_on_nothing_else(tmp_path):
     write_class_folders(tmp_path, {"ant": 10, "bee": 20})
-    held = [find(tmp_path, seed=seed).test.ids for seed in (0, 0, 1)]
+    held = [find_source(tmp_path, seed=seed).test.ids for seed in (0, 0, 1)]
     assert held[0] == held[1] != held[2]
 
 
 def test_a_class_may_be_called_train(tmp_path):
     write_class_folders(tmp_path, {"bicycle": 5, "bus": 5, "train": 5})
-    assert set(find(tmp_path).train.keys) == {"bicycle", "bus", "train"}
+    assert set(find_source(tmp_path).train.keys) == {"bicycle", "bus", "train"}
 
 
 def test_files_that_are_no_pictures_and_hidden_ones_are_left_out(tmp_path):
@@ -217,13 +217,13 @@ def test_files_that_are_no_pictures_and_hidden_ones_are_left_out(tmp_path):
     for name in ("notes.txt", "Thumbs.db", "._0.png", "0.png.part"):
         (tmp_path / "train" / "ant" / name).write_text("")
     write_class_folders(tmp_path / "train", {".cache": 1})
-    assert find(tmp_path).train.ids == ["ant/0.png"]
+    assert find_source(tmp_path).train.ids == ["ant/0.png"]
 
 
 def test_suffixes_count_in_either_case_and_pictures_in_folders_below(tmp_path):
     write_files(tmp_path / "train" / "ant", ["a.JPG", "deeper/b.Png", "c.webp"])
     write_class_folders(tmp_path / "test", {"ant": 1})
-    source = find(tmp_path)
+    source = find_source(tmp_path)
     assert sorted(source.train.ids) == ["ant/a.JPG", "ant/c.webp", "ant/deeper/b.Png"]
     assert set(source.train.keys) == {"ant"}
 
@@ -233,14 +233,14 @@ def test_suffixes_count_in_either_case_and_pictures_in_folders_below(tmp_path):
 
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(ConcmError, match=f"no data folder at {tmp_path / 'nowhere'}"):
-        find(tmp_path / "nowhere")
+        find_source(tmp_path / "nowhere")
 
 
 def test_a_file_in_place_of_the_folder_is_named(tmp_path):
     file = tmp_path / "data.zip"
     file.write_bytes(b"PK")
     with pytest.raises(ConcmError, match=str(file)):
-        find(file)
+        find_source(file)
 
 
 @pytest.mark.parametrize("inside", [[], ["ant"], ["train/ant", "test/ant"]], ids=["nothing", "a class", "parts"])
@@ -248,10 +248,10 @@ def test_a_folder_without_pictures_is_named(tmp_path, inside):
     for name in inside:
         (tmp_path / name).mkdir(parents=True)
     with pytest.raises(ConcmError, match=str(tmp_path)):
-        find(tmp_path)
+        find_source(tmp_path)
 
 
 def test_pictures_outside_class_folders_are_no_data(tmp_path):
     write_picture(tmp_path / "a.png")
     with pytest.raises(ConcmError, match=f"no pictures in {tmp_path}: it should hold one folder per class"):
-        find(tmp_path)
+        find_source(tmp_path)

@@ -1,13 +1,14 @@
 """Calibration against slow loops, and on classes whose means really are made of attributes."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from concm.engine import calibration
 from concm.engine.calibration import CalibrationSettings, Calibrator
-from concm.features.sessions import Session
+from concm.features.sessions import BaseSession
 
 
 class Words:
@@ -34,16 +35,16 @@ def made_of_attributes(classes: int = 24, attributes: int = 6, dimension: int = 
     features = mean[labels] + 1.5 * torch.randn(len(labels), dimension, generator=random)
     views = features[:, None] + 0.1 * torch.randn(len(labels), 2, dimension, generator=random)
     names = tuple(str(label) for label in range(classes))
-    session = Session(
+    session = BaseSession(
         0,
         range(classes),
         names,
         features,
         labels,
         views,
-        mean,
-        torch.full_like(mean, 1.5),
-        torch.full((classes,), images),
+        mean=mean,
+        std=torch.full_like(mean, 1.5),
+        counts=torch.full((classes,), images),
     )
     return session, Words(association)
 
@@ -97,7 +98,7 @@ def test_a_class_without_attributes_passes_through():
 
 def test_an_episode_holds_shots_of_the_right_classes_only():
     session, _ = made_of_attributes()
-    exact = Session(**{**session.__dict__, "features": session.mean[session.labels], "views": None})
+    exact = replace(session, features=session.mean[session.labels], views=None)
     classes = torch.tensor([3, 0, 20])
     found = calibration.episode(exact, classes, 5, torch.Generator().manual_seed(1))
     assert torch.allclose(found, session.mean[classes], atol=1e-6)

@@ -1,4 +1,4 @@
-"""Engine as a whole: on small worlds of Gaussian clusters, where what is right is known, and on the bundled bank."""
+"""The engine as a whole: on small worlds of Gaussian clusters, where what is right is known, and on a real bank."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from concm.engine.concm import Engine
 from concm.engine.settings import Settings
 from concm.errors import Misuse
 from concm.evaluation.protocol import run
+from concm.evaluation.results import Figures
 from concm.features import bank as banks
 from concm.features.bank import Bank, Part
 from concm.features.sessions import Shots, draw, sessions
 from concm.files import load_tensors, save_tensors
-from concm.methods import choose
+from concm.methods import choose, teach
 from concm.metrics import novel_at
 
 torch.set_num_threads(1)  # bit for bit only holds for one number of threads
@@ -80,10 +81,8 @@ def taught(
     """Taught all sessions of the bank, or those up to `until`."""
     method = Engine(settings or quick(), seed=seed)
     for session in sessions(bank, shots or draw(bank, 0)):
-        if session.index == 0:
-            method.fit_base(session)
-        elif until is None or session.index <= until:
-            method.learn(session)
+        if until is None or session.index <= until:
+            teach(method, session)
     return method
 
 
@@ -120,7 +119,7 @@ def test_after_every_session_all_classes_seen_are_told_apart_under_the_index_the
     bank = clusters()
     method = Engine(settings)
     for session in sessions(bank, draw(bank, 0)):
-        (method.learn if session.index else method.fit_base)(session)
+        teach(method, session)
         seen = session.classes.stop
         assert method.scores(bank.test.features).shape == (len(bank.test.labels), seen)
         assert min(class_accuracies(method, bank, seen)) >= 0.9, f"session {session.index}"
@@ -180,7 +179,7 @@ def test_a_session_is_learned_the_same_whether_or_not_others_follow():
         assert torch.equal(alone.scores(bank.test.features), after[to_come])
     method = Engine(quick())
     for session in sessions(bank, draw(bank, 0)):
-        (method.learn if session.index else method.fit_base)(session)
+        teach(method, session)
         assert torch.equal(method.scores(bank.test.features), after[session.index])
 
 
@@ -203,7 +202,7 @@ def test_classes_that_outgrow_the_projector_widen_it_and_life_goes_on(width, str
     method = Engine(quick(width=width, structure=structure))
     widths = []
     for session in sessions(bank, draw(bank, 0)):
-        (method.learn if session.index else method.fit_base)(session)
+        teach(method, session)
         assert method.projector.width == method.structure.shape[1] > session.classes.stop
         widths.append(method.projector.width)
     assert widths == sorted(widths)
@@ -219,7 +218,7 @@ def test_after_every_session_the_structure_is_a_simplex_of_all_classes(structure
     bank = clusters()
     method = Engine(quick(structure=structure))
     for session in sessions(bank, draw(bank, 0)):
-        (method.learn if session.index else method.fit_base)(session)
+        teach(method, session)
         assert method.structure.shape == (session.classes.stop, 32)
         assert_simplex(method.structure)
 
@@ -230,7 +229,7 @@ def test_a_fixed_structure_has_room_for_all_from_the_start_and_never_moves(width
     method = Engine(quick(structure="fixed", total=ALL, width=width))
     after = []
     for session in sessions(bank, draw(bank, 0)):
-        (method.learn if session.index else method.fit_base)(session)
+        teach(method, session)
         after.append(method.structure)
     assert_simplex(after[-1])
     for before in after:
@@ -250,7 +249,7 @@ def test_the_nearest_structure_matches_better_than_an_assigned_one_and_that_bett
         method = Engine(quick(structure=structure))
         rates[structure] = []
         for session in sessions(bank, draw(bank, 0)):
-            (method.learn if session.index else method.fit_base)(session)
+            teach(method, session)
             rates[structure].append(method.smr)
     for matched, greedy, random in zip(*rates.values(), strict=True):
         assert 1 >= matched > greedy > random >= -1
@@ -303,7 +302,7 @@ def test_sessions_need_not_have_the_same_number_of_views():
     method = Engine(quick())
     for session, views in zip(sessions(bank, draw(bank, 0)), (2, None, 2, 1), strict=True):
         given = replace(session, views=None if views is None else session.views[:, :views])
-        (method.learn if session.index else method.fit_base)(given)
+        teach(method, given)
     assert min(class_accuracies(method, bank, ALL)) >= 0.9
 
 
@@ -464,22 +463,22 @@ def test_parameters_are_those_of_projector_and_calibrator():
 
 @pytest.fixture(scope="module")
 def cifar() -> Bank:
-    return banks.bundled().vary(sessions=3)
+    return banks.Bank.bundled().vary(sessions=3)
 
 
-def figures(bank: Bank, words: str) -> list[dict]:
+def figures(bank: Bank, words: str) -> list[Figures]:
     shots = draw(bank, 3)  # a draw whose margins are larger than another processor's rounding
     found = run(choose(words).build(seed=0, device="cpu"), bank, shots)
-    return [{name: value for name, value in session.items() if name != "seconds"} for session in found]
+    return [replace(session, seconds=0.0) for session in found]
 
 
 @pytest.mark.slow
 def test_on_cifar100_it_beats_nearest_class_mean_and_its_trade_off_and_repeats_itself(cifar):
     control, ours = figures(cifar, "ncm"), figures(cifar, "concm")
     for session in (1, 2, 3):
-        assert ours[session]["hm"] > control[session]["hm"], f"session {session}"
-    last, curve = ours[-1], control[-1]["trade_off"]
-    assert last["acc_novel"] > novel_at(last["acc_base"], curve["base"], curve["novel"])
+        assert ours[session].hm > control[session].hm, f"session {session}"
+    last, curve = ours[-1], control[-1].trade_off
+    assert last.acc_novel > novel_at(last.acc_base, curve.base, curve.novel)
     assert figures(cifar, "concm") == ours
 
 

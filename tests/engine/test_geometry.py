@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concm.engine import geometry
+from concm.engine.assignment import assignment
 from concm.errors import Misuse
 
 shapes = st.integers(2, 24).flatmap(lambda n: st.tuples(st.just(n), st.integers(n - 1, n + 20), st.integers(0, 10**6)))
@@ -110,7 +111,7 @@ def test_widening_changes_no_score(shape, more):
 @given(st.integers(1, 6), st.integers(0, 3), st.integers(0, 10**6))
 def test_the_assignment_is_the_cheapest_of_all(rows, more, seed):
     cost = np.random.default_rng(seed).normal(size=(rows, rows + more))
-    chosen = geometry.assignment(cost)
+    chosen = assignment(cost)
     assert len(set(chosen.tolist())) == rows
     every = itertools.permutations(range(rows + more), rows)
     assert cost[np.arange(rows), chosen].sum() == pytest.approx(

@@ -1,5 +1,6 @@
 """What is remembered is what was seen, and samples follow it."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -8,19 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concm.engine.memory import Memory, class_statistics, spread
-from concm.features.sessions import Session
+from concm.features.sessions import BaseSession, Session
 
 
-def base_session(classes: int = 4, dimension: int = 6) -> Session:
+def base_session(classes: int = 4, dimension: int = 6) -> BaseSession:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(classes).repeat_interleave(10)
     features = torch.randn(len(labels), dimension, generator=generator)
-    mean = torch.stack([features[labels == k].mean(0) for k in range(classes)])
-    std = torch.stack([features[labels == k].std(0, correction=0) for k in range(classes)])
     views = features[:, None] + torch.randn(len(labels), 2, dimension, generator=generator)
-    return Session(
-        0, range(classes), tuple("abcd"[:classes]), features, labels, views, mean, std, torch.full((classes,), 10)
-    )
+    return BaseSession.of(Session(0, range(classes), tuple("abcd"[:classes]), features, labels, views))
 
 
 def novel_session(first: int, shots: list[int], *, views: int = 2, dimension: int = 6) -> Session:
@@ -66,7 +63,7 @@ def calibrated(session: Session) -> tuple[torch.Tensor, torch.Tensor]:
     return mean + torch.randn(mean.shape, generator=torch.Generator().manual_seed(5)), std + 0.1
 
 
-def remembered(*sessions: Session, replay: int = 5, base: Session | None = None) -> Memory:
+def remembered(*sessions: Session, replay: int = 5, base: BaseSession | None = None) -> Memory:
     memory = Memory.of_base(base or base_session())
     for session in sessions:
         memory.add(session, *calibrated(session), replay=replay)
@@ -232,7 +229,8 @@ def test_the_order_in_which_exemplars_are_kept_does_not_matter():
     session = novel_session(4, [1, 5, 3])
     memory = remembered(session)
     order = torch.tensor([8, 3, 0, 6, 2, 5, 1, 7, 4])
-    mixed = replace(memory, exemplars=memory.exemplars[order], labels=memory.labels[order], views=memory.views[order])
+    mixed = deepcopy(memory)
+    mixed.exemplars, mixed.labels, mixed.views = memory.exemplars[order], memory.labels[order], memory.views[order]
     assert mixed.labels.tolist() != sorted(mixed.labels.tolist())
     samples, labels = drawn(mixed, 1, 500, noise=0.0, around="exemplars")
     for label in session.classes:
@@ -313,7 +311,7 @@ def test_shots_without_views_stand_in_for_them():
 
 def test_the_count_of_a_base_class_is_that_of_all_its_images_not_of_those_at_hand():
     session = base_session()
-    everything = Session(**{**session.__dict__, "counts": torch.full((4,), 500)})
+    everything = replace(session, counts=torch.full((4,), 500))
     assert Memory.of_base(everything).counts.tolist() == [500] * 4
 
 

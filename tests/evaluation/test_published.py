@@ -94,7 +94,7 @@ def test_no_row_is_there_twice(printed):
 @every_table
 def test_every_list_has_a_figure_for_each_session_of_the_scenario(printed):
     for row in printed.rows:
-        scenario = scenarios.load(row.scenario).vary(way=row.other.get("way"))
+        scenario = scenarios.load_scenario(row.scenario).vary(way=row.other.get("way"))
         lists = [values for name, values in [("hm", row.hm), *row.other.items()] if isinstance(values, tuple)]
         assert {len(values) for values in lists if values} <= {len(row.sessions)}
         if printed.label == "Appendix_n-way":

@@ -269,7 +269,7 @@ def test_rows_keep_the_order_of_the_methods_and_stand_against_the_control():
 
 
 def whereabouts(file: Path, words: str = "concm", *, draw=0, seed=0, splits=None, device="cpu", **cut) -> Path:
-    bank = banks.load(file).vary(**cut)
+    bank = banks.Bank.load(file).vary(**cut)
     return place(Path("out"), head(choose(words), bank, draw=draw, seed=seed, splits=splits, device=device))
 
 

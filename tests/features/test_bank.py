@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 from safetensors.torch import save_file
 
 from concm.errors import ConcmError, Misuse
-from concm.features.bank import KIND, Bank, Part, load
+from concm.features.bank import Bank, KIND, Part
 from concm.features.sessions import draw, published, sessions
 from concm.files import load_tensors, save_tensors, write_whole
 from tests.support.data import make_bank
@@ -70,7 +70,7 @@ def test_features_survive_a_file(tmp_path_factory, precision, values, scale):
     )
     path = tmp_path_factory.getbasetemp() / f"{precision}.safetensors"
     bank.save(path, precision)
-    found = load(path)
+    found = Bank.load(path)
     for name, part in parts_of(bank).items():
         assert_close(parts_of(found)[name].features, part.features, precision, grid_step(bank))
         assert parts_of(found)[name].labels.tolist() == LABELS[name]
@@ -79,7 +79,7 @@ def test_features_survive_a_file(tmp_path_factory, precision, values, scale):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_everything_else_survives_a_file(tmp_path, precision):
     bank = make_bank()
-    found = load(saved(tmp_path, bank, precision))
+    found = Bank.load(saved(tmp_path, bank, precision))
     assert found.scenario == bank.scenario
     assert found.encoder == bank.encoder
     assert found.base.ids == bank.base.ids
@@ -92,7 +92,7 @@ def test_everything_else_survives_a_file(tmp_path, precision):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_statistics_are_exact_whatever_the_precision(tmp_path, precision):
     bank = make_bank()
-    found = load(saved(tmp_path, bank, precision))
+    found = Bank.load(saved(tmp_path, bank, precision))
     assert found.mean.dtype == found.std.dtype == torch.float32
     assert torch.equal(found.mean, bank.mean)
     assert torch.equal(found.std, bank.std)
@@ -101,7 +101,7 @@ def test_statistics_are_exact_whatever_the_precision(tmp_path, precision):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_views_survive_a_file(tmp_path, precision):
     bank = make_bank(views=3)
-    found = load(saved(tmp_path, bank, precision))
+    found = Bank.load(saved(tmp_path, bank, precision))
     for name in ("base", "novel"):
         assert parts_of(found)[name].views.shape == (*parts_of(bank)[name].features.shape[:1], 3, 5)
         assert_close(parts_of(found)[name].views, parts_of(bank)[name].views, precision, grid_step(bank))
@@ -111,7 +111,7 @@ def test_views_survive_a_file(tmp_path, precision):
 def test_views_beyond_the_features_range_are_not_clipped(tmp_path):
     bank = make_bank()
     bank = replace(bank, base=replace(bank.base, views=3 * bank.base.views))
-    found = load(saved(tmp_path, bank, "int8"))
+    found = Bank.load(saved(tmp_path, bank, "int8"))
     assert_close(found.base.views, bank.base.views, "int8", grid_step(bank))
 
 
@@ -121,12 +121,12 @@ def test_a_dimension_that_never_changes_keeps_its_value(tmp_path, precision):
     value = torch.tensor([0.25, 0, -3])
     constant = {name: Part(value.repeat(len(part.labels), 1), part.labels) for name, part in parts_of(bank).items()}
     statistics = {"mean": torch.zeros(4, 3), "std": torch.ones(4, 3)}
-    found = load(saved(tmp_path, replace(bank, **constant, **statistics), precision))
+    found = Bank.load(saved(tmp_path, replace(bank, **constant, **statistics), precision))
     assert (found.test.features - value).abs().max() < 1e-6
 
 
 def test_a_bank_without_novel_classes_survives_a_file(tmp_path):
-    found = load(saved(tmp_path, make_bank().vary(sessions=0), "int8"))
+    found = Bank.load(saved(tmp_path, make_bank().vary(sessions=0), "int8"))
     assert found.novel.features.shape == (0, 5)
     assert [session.index for session in sessions(found, draw(found, 0))] == [0]
 
@@ -166,7 +166,7 @@ def test_int8_moves_nearest_mean_accuracy_by_less_than_a_tenth_of_a_point(tmp_pa
     bank = realistic_bank()
     exact = nearest_mean_accuracy(bank)
     assert 60 < exact < 90, "too hard or too easy to show anything"
-    assert abs(nearest_mean_accuracy(load(saved(tmp_path, bank, "int8"))) - exact) < 0.1
+    assert abs(nearest_mean_accuracy(Bank.load(saved(tmp_path, bank, "int8"))) - exact) < 0.1
 
 
 # refused
@@ -174,7 +174,7 @@ def test_int8_moves_nearest_mean_accuracy_by_less_than_a_tenth_of_a_point(tmp_pa
 
 def test_a_missing_bank_is_named(tmp_path):
     with pytest.raises(ConcmError, match=f"no bank file at {tmp_path / 'gone.safetensors'}"):
-        load(tmp_path / "gone.safetensors")
+        Bank.load(tmp_path / "gone.safetensors")
 
 
 @pytest.mark.parametrize("share", [0, 0.001, 0.1, 0.9, 0.9999])
@@ -183,40 +183,40 @@ def test_a_truncated_bank_is_refused_by_name(tmp_path, share):
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(ConcmError, match=f"{path} is damaged or not a bank file"):
-        load(path)
+        Bank.load(path)
 
 
 def test_a_text_file_is_refused_by_name(tmp_path):
     path = tmp_path / "some.safetensors"
     path.write_text("this is not a bank " * 100)
     with pytest.raises(ConcmError, match=f"{path} is damaged or not a bank file"):
-        load(path)
+        Bank.load(path)
 
 
 def test_a_folder_is_refused_by_name(tmp_path):
     with pytest.raises(ConcmError, match=str(tmp_path)):
-        load(tmp_path)
+        Bank.load(tmp_path)
 
 
 def test_somebody_elses_safetensors_file_is_refused_by_name(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({"weight": torch.zeros(3)}, path)
     with pytest.raises(ConcmError, match=f"{path} is some other safetensors file, not a bank"):
-        load(path)
+        Bank.load(path)
 
 
 def test_another_kind_of_our_own_files_is_refused_by_name(tmp_path):
     path = tmp_path / "backbone.safetensors"
     save_tensors(path, "concm-backbone-1", {"weight": torch.zeros(3)}, {})
     with pytest.raises(ConcmError, match=f"{path} is a file of format concm-backbone-1, not a bank"):
-        load(path)
+        Bank.load(path)
 
 
 def test_a_bank_of_another_scenario_is_refused_by_both_names(tmp_path):
     path = saved(tmp_path, make_bank())
-    assert load(path, "folder").scenario.name == "folder"
+    assert Bank.load(path, "folder").scenario.name == "folder"
     with pytest.raises(Misuse, match=f"{path} holds features of scenario folder, not of cifar100"):
-        load(path, "cifar100")
+        Bank.load(path, "cifar100")
 
 
 def damaged(tmp_path: Path, change, precision: str = "float32") -> Path:
@@ -232,34 +232,34 @@ def damaged(tmp_path: Path, change, precision: str = "float32") -> Path:
 def test_a_bank_that_lacks_a_tensor_is_refused_by_name(tmp_path, name):
     path = damaged(tmp_path, lambda tensors, _: tensors.pop(name), "int8")
     with pytest.raises(ConcmError, match=rf"{path} lacks part of a feature bank.*{name}"):
-        load(path)
+        Bank.load(path)
 
 
 @pytest.mark.parametrize("name", ["scenario", "ids", "encoder", "card", "precision"])
 def test_a_bank_that_lacks_metadata_is_refused_by_name(tmp_path, name):
     path = damaged(tmp_path, lambda _, meta: meta.pop(name))
     with pytest.raises(ConcmError, match=str(path)):
-        load(path)
+        Bank.load(path)
 
 
 @pytest.mark.parametrize(("part", "label"), [("base", 4), ("base", -1), ("novel", 3), ("novel", 10), ("test", 10)])
 def test_labels_out_of_range_are_refused_by_part(tmp_path, part, label):
     path = damaged(tmp_path, lambda tensors, _: tensors[f"{part}/labels"].__setitem__(0, label))
     with pytest.raises(ConcmError, match=f"{path}: its {part} part does not fit scenario folder"):
-        load(path)
+        Bank.load(path)
 
 
 @pytest.mark.parametrize("name", ["base/features", "base/labels", "novel/features", "novel/views", "test/labels"])
 def test_tensors_of_different_lengths_are_refused(tmp_path, name):
     path = damaged(tmp_path, lambda tensors, _: tensors.update({name: tensors[name][:-1]}))
     with pytest.raises(ConcmError, match=f"{path}: its {name.split('/')[0]} part does not fit"):
-        load(path)
+        Bank.load(path)
 
 
 def test_a_wrong_number_of_picture_names_is_refused(tmp_path):
     path = damaged(tmp_path, lambda _, meta: meta["ids"]["novel"].pop())
     with pytest.raises(ConcmError, match=f"{path}: its novel part does not fit"):
-        load(path)
+        Bank.load(path)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -267,14 +267,14 @@ def test_a_wrong_number_of_picture_names_is_refused(tmp_path):
 def test_features_that_are_no_numbers_are_refused(tmp_path, name, value):
     path = damaged(tmp_path, lambda tensors, _: tensors[name].view(-1).__setitem__(0, value))
     with pytest.raises(ConcmError, match=str(path)):
-        load(path)
+        Bank.load(path)
 
 
 @pytest.mark.parametrize("names", [["mean", "std"], ["mean"], ["std"], ["counts"]], ids="+".join)
 def test_statistics_for_another_number_of_classes_are_refused(tmp_path, names):
     path = damaged(tmp_path, lambda tensors, _: tensors.update({name: tensors[name][:3] for name in names}))
     with pytest.raises(ConcmError, match=f"{path}: it has statistics of"):
-        load(path)
+        Bank.load(path)
 
 
 # writing whole files
@@ -302,7 +302,7 @@ def test_a_full_disk_leaves_the_old_bank_readable(tmp_path, monkeypatch):
     full_disk(monkeypatch)
     with pytest.raises(ConcmError, match=str(path)):
         make_bank(dimension=7).save(path)
-    assert load(path).dimension == 5
+    assert Bank.load(path).dimension == 5
 
 
 def test_an_interruption_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from concm.evaluation.controls import average, nearest_mean
-from concm.features.bank import bundled
+from concm.features.bank import Bank
 from concm.features.sessions import draw
 from tests.support.tiny import sentence, typed
 
@@ -18,7 +18,7 @@ FILE = Path(str(files("concm") / "assets" / "cifar100.safetensors"))
 
 @pytest.fixture(scope="module")
 def bank():
-    return bundled()
+    return Bank.bundled()
 
 
 def test_it_is_small_enough_for_a_wheel():

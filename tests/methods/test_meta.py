@@ -9,11 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from concm.engine.descent import descend, falling
 from concm.errors import Misuse
 from concm.evaluation.worlds import BASE, World
-from concm.features.extract import statistics
-from concm.features.sessions import Session
+from concm.features.sessions import BaseSession, Session
 from concm.methods import choose
 from concm.methods.c_fscil import CFSCIL, CFSCILSettings, log_loss, nudged, nudging_loss, similarity, softabs
 from concm.methods.cec import CEC, Attention, CECSettings, draw_each, pseudo_incremental
@@ -58,10 +56,9 @@ def tiny(base_images):
     """A base session of random features with these numbers of images a class."""
     labels = torch.tensor([label for label, count in enumerate(base_images) for _ in range(count)])
     features = torch.rand(len(labels), 7, generator=seeded())
-    mean, std, counts = statistics(features, labels, len(base_images))
     names = tuple(f"class {label}" for label in range(len(base_images)))
-    about = {"mean": mean, "std": std, "counts": counts, "total": len(base_images) + 1}
-    return Session(0, range(len(base_images)), names, features, labels, None, **about)
+    total = len(base_images) + 1
+    return BaseSession.of(Session(0, range(len(base_images)), names, features, labels, None, total=total))
 
 
 @pytest.mark.parametrize(("classes", "queries", "dimension"), [(1, 1, 3), (5, 4, 8), (12, 3, 32)])
@@ -155,22 +152,6 @@ def test_episodes_teach_the_attention(name):
         with torch.no_grad():
             losses.append(float(F.cross_entropy(16 * method.scores(world.sessions[0].features), labels)))
     assert losses[1] < 0.8 * losses[0]
-
-
-@pytest.mark.filterwarnings("default")
-def test_descent_is_that_of_torch_with_momentum_decay_and_steps_of_the_rate():
-    matrix = torch.randn(6, 4, generator=seeded(), dtype=torch.double)
-    ours, theirs = (torch.ones(4, dtype=torch.double, requires_grad=True) for _ in range(2))
-    optimiser = torch.optim.SGD([theirs], lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.StepLR(optimiser, 4, 0.5)
-    for _ in range(20):
-        optimiser.zero_grad()
-        (matrix @ theirs).square().mean().backward()
-        optimiser.step()
-        schedule.step()
-    rates = falling(0.01, 20, 0.2, 0.5)
-    descend([ours], lambda: (matrix @ ours).square().mean(), rates, nesterov=True, weight_decay=0.1)
-    torch.testing.assert_close(ours, theirs)
 
 
 def test_softabs_is_even_and_small_only_near_zero():

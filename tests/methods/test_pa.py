@@ -58,12 +58,12 @@ def after(words, *sessions, names=BASE):
 @pytest.mark.parametrize("scenario", ["cub200", "cifar100"])
 def test_every_class_of_the_scenario_is_in_its_table_exactly_once(scenario):
     listed = [name for names in families.tables()[scenario].values() for name in names]
-    assert sorted(listed) == sorted(scenarios.load(scenario).names)
+    assert sorted(listed) == sorted(scenarios.load_scenario(scenario).names)
 
 
 @pytest.mark.parametrize("scenario", ["cub200", "cifar100"])
 def test_every_class_is_found_by_its_name_and_by_its_folder(scenario):
-    found = scenarios.load(scenario)
+    found = scenarios.load_scenario(scenario)
     for key, name in zip(found.keys, found.names, strict=True):
         assert family(name) is not None
         assert family(name) == family(key)

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from concm.engine import geometry
-from concm.engine.descent import descend, warmed_cosine
+from concm.engine.descent import SGD, descend
 from concm.errors import Misuse
 from concm.evaluation.worlds import BASE, World
-from concm.features.sessions import Session
-from concm.methods import TOTAL, choose
+from concm.features.sessions import BaseSession, Session
+from concm.methods import TOTAL, choose, teach
 from concm.methods.nc_fscil import balance, dot_regression
 from concm.methods.orco import class_directions, occupied, orthogonality, versions
 
@@ -29,10 +29,8 @@ def random(*shape, seed=0):
 
 def learned(words, world, sessions=None):
     method = choose(words).build(seed=0, device="cpu")
-    first, *later = world.sessions[:sessions]
-    method.fit_base(first)
-    for session in later:
-        method.learn(session)
+    for session in world.sessions[:sessions]:
+        teach(method, session)
     return method
 
 
@@ -101,7 +99,7 @@ def test_means_of_earlier_novel_classes_are_repeated_where_asked():
     method = choose("nc_fscil:repeated=true").build(seed=0, device="cpu")
     method._regress = lambda features, labels, *_, **__: seen.append(labels.bincount().tolist())
     for session in world.sessions:
-        method.learn(session) if session.index else method.fit_base(session)
+        teach(method, session)
     assert seen[1:] == [[1] * BASE + [5], [1] * BASE + [2, 5], [1] * BASE + [3, 3, 5]]
 
 
@@ -110,42 +108,6 @@ def test_presets_have_the_authors_steps():
         settings = choose(f"nc_fscil:{preset}").settings
         first, last, sessions = steps
         assert (settings.steps, settings.steps + settings.more_steps * (sessions - 1)) == (first, last)
-
-
-# SGD, for both
-
-
-@pytest.mark.parametrize("from_rest", [False, True])
-@pytest.mark.parametrize("dampening", [0.0, 0.9])
-def test_descent_is_torch_s_sgd(dampening, from_rest):
-    start, target = random(4), random(4, seed=1)
-    mine, theirs = start.clone().requires_grad_(), start.clone().requires_grad_()
-    rates = list(warmed_cosine(0.1, 20, 3))
-    descend(
-        [mine],
-        lambda: (mine - target).square().sum(),
-        rates,
-        weight_decay=0.01,
-        dampening=dampening,
-        from_rest=from_rest,
-    )
-    optimiser = torch.optim.SGD([theirs], lr=0.0, momentum=0.9, weight_decay=0.01, dampening=dampening)
-    if from_rest:
-        optimiser.state[theirs]["momentum_buffer"] = torch.zeros_like(theirs)
-    for rate in rates:
-        optimiser.param_groups[0]["lr"] = rate
-        optimiser.zero_grad()
-        (theirs - target).square().sum().backward()
-        optimiser.step()
-    torch.testing.assert_close(mine, theirs)
-
-
-def test_the_rate_rises_to_its_peak_and_falls_to_nothing():
-    rates = list(warmed_cosine(1.0, 100, 5))
-    assert len(rates) == 100
-    assert rates.index(max(rates)) == 5
-    assert 0 < rates[-1] < 1e-3
-    assert list(warmed_cosine(1.0, 0, 5)) == []
 
 
 # OrCo
@@ -158,7 +120,7 @@ def test_the_targets_minimise_the_orthogonality_loss(count, width):
     least = math.log(math.e + (count - 1) * math.exp(-1 / (count - 1)))
     assert float(orthogonality(targets)) == pytest.approx(least, abs=1e-9)
     vectors = random(count, width).requires_grad_()
-    descend([vectors], lambda: orthogonality(F.normalize(vectors)), [count / 2] * 200, momentum=0.0)
+    descend([vectors], lambda: orthogonality(F.normalize(vectors)), [count / 2] * 200, SGD(momentum=0.0))
     assert float(orthogonality(F.normalize(vectors.detach()))) >= least - 1e-9
 
 
@@ -253,7 +215,7 @@ def test_no_seed_puts_classes_of_many_dimensions_in_one_place(seed):
     features = torch.rand(30, 640, generator=generator)[labels] + 0.3 * torch.randn(300, 640, generator=generator)
     names = tuple(f"class {label}" for label in range(30))
     method = choose("orco:hidden=64,base_steps=100").build(seed=seed, device="cpu")
-    method.fit_base(Session(0, range(30), names, features.relu(), labels, None, total=60))
+    method.fit_base(BaseSession.of(Session(0, range(30), names, features.relu(), labels, None, total=60)))
     assert float((method.scores(features.relu()).argmax(1) == labels).double().mean()) > 0.95
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
@@ -14,6 +16,7 @@ from concm.engine.concm import Engine
 from concm.engine.settings import Settings
 from concm.errors import Misuse
 from concm.methods import Choice, choose, entries
+from concm.methods import registry as registry_module
 from concm.methods.ncm import NCM
 from concm.methods.variants import vary
 
@@ -167,7 +170,7 @@ REFUSED = {
     "ncm:alpha=0.5": ["ncm", "no settings", "'alpha=0.5'"],
     "ncm:published": ["ncm", "no settings", "'published'"],
     "concn": ["'concn'", "did you mean concm?"],
-    "Engine": ["'ConCM'"],
+    "ConCM": ["'ConCM'"],
     "qqqq": ["'qqqq'", "concm", "ncm"],
     "": ["''", "concm", "ncm"],
 }
@@ -214,7 +217,7 @@ class Mine:
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch):
     """A copy of the registry for this test alone, before anybody has asked what is in it."""
-    monkeypatch.setattr(methods, "_registered", dict(entries()))
+    monkeypatch.setattr(registry_module, "_registered", dict(entries()))
     entries.cache_clear()
     yield
     monkeypatch.undo()
@@ -249,6 +252,68 @@ def test_a_method_may_be_registered_after_others_were_used():
     choose("ncm")
     methods.method("mine", title="my own", paper="none yet")(Mine)
     assert choose("mine").entry.make is Mine
+
+
+OWN = """
+from concm.methods.ncm import NCM
+
+class Own(NCM):
+    pass
+
+class Bare:
+    needs = ("class names",)
+
+    def __init__(self, seed):
+        self.given = seed
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of a user's own in the current folder; returns its name."""
+    name = "of_my_own_for_one_test"
+    (tmp_path / f"{name}.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    yield name
+    sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("ending", ["", ".py"], ids=["module", "file"])
+def test_anybody_s_class_is_chosen_by_where_it_is(own, ending):
+    choice = choose(f"{own}{ending}:Own")
+    assert choice.label == choice.entry.name == f"{own}{ending}:Own"
+    assert isinstance(choice.build(seed=0, device="cpu"), NCM)
+    assert f"{own}{ending}:Own" not in entries()
+
+
+def test_a_class_of_one_s_own_need_not_take_the_device_and_may_declare_what_it_needs(own):
+    choice = choose(f"{own}:Bare")
+    assert choice.build(seed=4, device="cpu").given == 4
+    assert choice.needs == ("class names",)
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_registered_class_may_be_named_by_where_it_is_with_its_settings():
+    assert choose("concm.methods.teen:TEEN:alpha=0.25").settings == choose("teen:alpha=0.25").settings
+
+
+@pytest.mark.parametrize("words", ["{}:Other", "{}.py:Other", "nowhere_at_all:Own", "nowhere.py:Own"])
+def test_a_class_that_is_not_there_is_refused(own, words):
+    with pytest.raises(Misuse, match="cannot import the method"):
+        choose(words.format(own))
+
+
+def test_a_class_without_settings_takes_none(own):
+    with pytest.raises(Misuse, match="no settings"):
+        choose(f"{own}:Own:alpha=1")
+
+
+def test_naming_a_class_leaves_the_import_path_as_it_was(own):
+    before = list(sys.path)
+    choose(f"{own}:Own")
+    assert sys.path == before
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])

@@ -20,7 +20,7 @@ from concm.semantics.senses import Company, resolve
 from concm.semantics.vectors import TextFile, embed, glove
 from concm.semantics.wordnet import identifier, nouns
 
-CIFAR = scenarios.load("cifar100").names
+CIFAR = scenarios.load_scenario("cifar100").names
 
 
 def sense(name, *others):
@@ -45,7 +45,7 @@ def test_an_imagenet_id_is_a_noun():
 
 
 def test_every_imagenet_id_of_the_scenarios_is_a_noun():
-    assert all(int(synset[1:]) in nouns() for synset in scenarios.load("imagenet1k").keys)
+    assert all(int(synset[1:]) in nouns() for synset in scenarios.load_scenario("imagenet1k").keys)
     assert 1532828 not in nouns()
     assert 99999999 not in nouns()
 
@@ -206,7 +206,7 @@ def test_cifar_names_are_read_rightly_but_for_those_set_by_hand():
 
 
 def test_imagenet_names_mostly_mean_what_their_ids_say():
-    scenario = scenarios.load("imagenet1k")
+    scenario = scenarios.load_scenario("imagenet1k")
     found = resolve(scenario.names)
     assert sum(identifier(one.synset or 0) == synset for one, synset in zip(found, scenario.keys, strict=True)) >= 900
 
@@ -221,7 +221,7 @@ def test_cifar_classes_have_attributes_but_for_five():
 
 
 def test_mini_imagenet_by_ids_has_the_207_attributes_of_the_paper():
-    keys = scenarios.load("mini_imagenet").keys
+    keys = scenarios.load_scenario("mini_imagenet").keys
     semantics = Semantics.of_names(keys[:60])
     _, rows = semantics.classes(keys)
     assert len(semantics.attributes) == 207

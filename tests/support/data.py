@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from concm.backbones.encoder import Identity
 from concm.data.scenarios import of_folder
-from concm.features.bank import Bank, Part
+from concm.features.bank import Bank, Card, Part
 
 
 def noise(seed: int, height: int = 8, width: int = 8) -> NDArray[np.uint8]:
@@ -113,12 +114,12 @@ def make_bank(
 
     return Bank(
         scenario=scenario,
-        encoder={"name": "none"},
+        encoder=Identity("none", ""),
         base=part(0, base, "pictures/base_{}.jpg"),
         novel=part(base, base + novel, "{}"),
         test=part(0, base + novel, None, viewed=False),
         mean=torch.randn(base, dimension, generator=random) / 3,
         std=torch.rand(base, dimension, generator=random) / 3,
         counts=torch.full((base,), images),
-        card={"views": views},
+        card=Card(views=views),
     )

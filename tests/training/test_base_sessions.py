@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from concm.backbones import opened
-from concm.backbones.encoder import Encoder, Reading, load
+from concm.backbones.encoder import Encoder, Reading, load_encoder
 from concm.backbones.resnet import ResNet12, resnet18_imagenet, resnet20
 from concm.data import augment
 from concm.data.transform import Transform
 from concm.errors import Misuse
-from concm.features.bank import load as load_bank
+from concm.features.bank import Bank
 from concm.features.sessions import draw, sessions
 from concm.files import load_tensors, save_tensors
 from concm.methods import entries
@@ -54,7 +54,7 @@ def test_from_its_base_session_a_method_gets_to_a_row_in_the_table(run, data, tm
     name, out = run
     file, table = tmp_path / "bank.safetensors", tmp_path / "table.json"
     assert call("features", "folder", "--data", data, *CUT, "--backbone", out, "--out", file) == 0
-    assert load_bank(file).base_session == name
+    assert Bank.load(file).base_session == name
     words = ("--bank", file, "--out", tmp_path / "out", "--jobs", 1, "--draws", 1)
     assert call("bench", *words, "--method", name, "--json", table) == 0, capsys.readouterr().err
     found = json.loads(table.read_text())
@@ -65,14 +65,14 @@ def test_from_its_base_session_a_method_gets_to_a_row_in_the_table(run, data, tm
 
 def test_a_run_says_whose_base_session_it_was_and_with_which_settings(run):
     name, out = run
-    recipe = load(str(out), TRANSFORM).meta["recipe"]
+    recipe = load_encoder(str(out), TRANSFORM).meta["recipe"]
     assert (recipe["method"], recipe["epochs"], recipe["batch"]) == (name, 1, 8)
     assert recipe["settings"] == json.loads(json.dumps(asdict(entries()[name].settings())))
 
 
 def test_what_is_not_given_is_the_method_s_published_schedule(run):
     name, out = run
-    recipe, published = load(str(out), TRANSFORM).meta["recipe"], entries()[name].objective.schedule
+    recipe, published = load_encoder(str(out), TRANSFORM).meta["recipe"], entries()[name].objective.schedule
     assert (recipe["lr"], recipe["weight_decay"]) == (published.lr, published.weight_decay)
 
 
@@ -160,7 +160,7 @@ def test_reading_and_what_was_learned_come_back_from_disk(turns, maps, width, tm
     learned = {"virtual": torch.rand(3, 4)}
     encoder = Encoder("resnet20", network, TRANSFORM, {"dimension": 64}, learned=learned).to(torch.device("cpu"))
     encoder.save(tmp_path / "backbone.safetensors")
-    back = load(str(tmp_path), TRANSFORM).to(torch.device("cpu"))
+    back = load_encoder(str(tmp_path), TRANSFORM).to(torch.device("cpu"))
     pixels = torch.randint(256, (2, 32, 32, 3), dtype=torch.uint8)
     assert back(pixels).shape == (2, width)
     assert torch.equal(back(pixels), encoder(pixels))
@@ -192,7 +192,7 @@ def test_a_bank_with_pictures_has_them_and_a_copy_of_the_backbone(data, tmp_path
     file = tmp_path / "bank.safetensors"
     words = ("--data", data, *CUT, "--backbone", tmp_path / "run", "--out", file, "--precision", "float32")
     assert call("features", "folder", *words, "--keep-pictures") == 0
-    bank = load_bank(file)
+    bank = Bank.load(file)
     for session in sessions(bank, draw(bank, 0)):
         assert session.pictures is not None
         assert session.pictures.shape == (len(session.labels), 32, 32, 3)
@@ -227,6 +227,6 @@ def test_a_bank_without_pictures_has_no_backbone(data, tmp_path):
     assert call(*training(data, tmp_path / "run", "--epochs", 1)) == 0
     file = tmp_path / "bank.safetensors"
     assert call("features", "folder", "--data", data, *CUT, "--backbone", tmp_path / "run", "--out", file) == 0
-    bank = load_bank(file)
+    bank = Bank.load(file)
     assert (bank.weights, bank.learned, bank.base_session) == ({}, {}, None)
     assert all(session.pictures is None and session.backbone is None for session in sessions(bank, draw(bank, 0)))

@@ -103,7 +103,7 @@ def registered(name: str) -> Backbone:
     raise Misuse(f"no backbone called {name!r}; {did_you_mean(name, _REGISTRY)}")
 
 
-def find(name: str) -> Backbone:
+def find_backbone(name: str) -> Backbone:
     """A backbone that the user names: a registered one, or `package.module:factory`, which is imported and called.
 
     The factory returns a module of (n, 3, h, w) → (n, d); from then on files may name it too, in this process.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -50,6 +49,19 @@ class Reading(nn.Module):
         return network if tuple(turns) == (0,) and not maps else cls(network, turns, maps)
 
 
+@dataclass(frozen=True)
+class Identity:
+    """What features depend on, for files to record: the backbone's name and weights, and how pictures enter it.
+
+    Features that come from elsewhere than pictures have no transform.
+    """
+
+    name: str
+    weights: str
+    transform: Transform | None = None
+    mirror: bool = False
+
+
 @dataclass
 class Encoder:
     """A network with the transform it was trained for; `mirror` averages each feature with the mirror image's.
@@ -78,20 +90,9 @@ class Encoder:
         return not self.mirror and not isinstance(self.network, (Reading, EfficientNetLite))
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """What a bank must record to be comparable: name, weights and how pictures enter."""
-        return {
-            "name": self.name,
-            "weights": self.weights,
-            "transform": asdict(self.transform),
-            "mirror": self.mirror,
-        }
-
-    @property
-    def comparable(self) -> dict[str, Any]:
-        """The identity as a file gives it back."""
-        found: dict[str, Any] = json.loads(json.dumps(self.identity))
-        return found
+    def identity(self) -> Identity:
+        """What its features depend on."""
+        return Identity(self.name, self.weights, self.transform, self.mirror)
 
     def to(self, device: torch.device) -> Encoder:
         """Move to a device, in eval mode and in the layout that is fastest for convolutions."""
@@ -163,14 +164,14 @@ def _uniform(name: str, views: int) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).random((views, augment.RANDOMS), dtype=np.float32))
 
 
-def load(reference: str, transform: Transform, *, mirror: bool = False) -> Encoder:
+def load_encoder(reference: str, transform: Transform, *, mirror: bool = False) -> Encoder:
     """A trained backbone by its file or run folder, or a registered one with ready-made weights by name.
 
     A file never names code to run: weights of a network of one's own are loaded as `package.module:factory@file`.
     """
     factory, at, file = reference.partition("@")
     if at and ":" in factory:
-        backbones.find(factory)
+        backbones.find_backbone(factory)
         reference = file
     path = Path(reference)
     path = path / "backbone.safetensors" if path.is_dir() else path
@@ -197,12 +198,12 @@ def _trained(path: Path, mirror: bool) -> Encoder:
         raise ConcmError(f"{path} does not hold the weights of {meta['name']}: {in_a_line(error)}") from error
     network = Reading.of(network, **meta.get("reading", {"turns": (0,), "maps": False}))
     if mirror and isinstance(network, Reading) and network.maps:
-        raise Misuse("--mirror averages features, and maps of a mirror image do not lie on those of the image")
+        raise Misuse("`mirror` averages features, and maps of a mirror image do not lie on those of the image")
     return Encoder(meta["name"], network, from_json(Transform, meta["transform"]), meta, mirror, learned)
 
 
 def _ready(name: str, transform: Transform, mirror: bool) -> Encoder:
-    backbone = backbones.find(name)
+    backbone = backbones.find_backbone(name)
     if not backbone.ready:
         raise Misuse(f"{name} comes without weights: `concm train` it, then give its file or run folder")
     meta = {"dimension": backbone.dimension, "recipe": None}

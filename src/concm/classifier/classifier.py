@@ -25,12 +25,12 @@ from torch import Tensor
 
 from concm import __version__, backbones
 from concm.backbones import encoder as encoders
-from concm.backbones.encoder import Encoder
+from concm.backbones.encoder import Encoder, Identity
 from concm.classifier.confidence import Confidence, Usual
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.evaluation import evaluate as measure
 from concm.classifier.lesson import Lesson
-from concm.classifier.photos import UNKNOWN, Picture, by_class, find, printable
+from concm.classifier.photos import UNKNOWN, Picture, by_class, find_photos, printable
 from concm.classifier.rehearsal import rehearse
 from concm.classifier.store import Change, ClassRow, Store, VersionRow
 from concm.classifier.stream import encoded
@@ -323,17 +323,17 @@ class Classifier:
             elif self._backbone is None:
                 reference = backbones.registered(self._store.meta["backbone"]).name
         with torch.random.fork_rng(devices=[]):
-            encoder = encoders.load(reference, natural(224)).to(torch.device(self.device))
-        if self._store is not None and encoder.comparable != (made := self._store.meta["encoder"]):
+            encoder = encoders.load_encoder(reference, natural(224)).to(torch.device(self.device))
+        if self._store is not None and encoder.identity != (made := from_json(Identity, self._store.meta["encoder"])):
             raise Misuse(
-                f"the store at {self.path} was made with {made['name']} of weights {made['weights']}; {reference} has "
+                f"the store at {self.path} was made with {made.name} of weights {made.weights}; {reference} has "
                 f"weights {encoder.weights}, or sees pictures otherwise"
             )
         return encoder
 
     def _meta(self) -> dict[str, Any]:
         encoder = self._encoder
-        identity = {"backbone": encoder.name, "encoder": encoder.comparable}
+        identity = {"backbone": encoder.name, "encoder": to_json(encoder.identity)}
         return {**identity, "seed": self.seed, "concm": __version__}
 
     def _all_photos(self, name: str, lesson: Lesson) -> Tensor:
@@ -392,7 +392,7 @@ def _listed(pictures: Picture | Sequence[Picture] | Tensor) -> list[Picture]:
     if isinstance(pictures, Tensor):
         pictures = pictures.numpy()
     if isinstance(pictures, str | os.PathLike):
-        return list(find([pictures]))
+        return list(find_photos([pictures]))
     if isinstance(pictures, np.ndarray) and pictures.ndim == 4:
         return list(pictures)
     if isinstance(pictures, bytes | Image.Image | np.ndarray):

@@ -94,7 +94,7 @@ def checked_name(name: object) -> str:
     return name
 
 
-def find(words: Iterable[str | os.PathLike[str]]) -> list[Path]:
+def find_photos(words: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """The pictures that files, folders (with all below them) and globs stand for, in order and without repetition."""
     found: dict[Path, None] = {}
     for word in words:
@@ -134,7 +134,7 @@ def by_class(source: str | os.PathLike[str] | Mapping[str, Any], *, taught: bool
 
 def _pictures(value: Any) -> list[Picture]:
     if isinstance(value, str | os.PathLike):
-        return list(find([value]))
+        return list(find_photos([value]))
     if isinstance(value, np.ndarray) and value.ndim == 4:
         return list(value)
     if isinstance(value, bytes | Image.Image | np.ndarray):

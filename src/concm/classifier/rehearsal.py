@@ -128,9 +128,7 @@ def _session(base: Session, index: int, classes: list[int], rows: list[Tensor], 
 def _harmonic_mean(scenes: list[_Scene]) -> float:
     """Of accuracy on base and on new classes, over all scenes."""
     matrices = [confusion(scene.truth, scene.scores.argmax(1), len(scene.classes)) for scene in scenes]
-    return float(
-        np.mean([accuracies(matrix, scene.base)["hm"] for matrix, scene in zip(matrices, scenes, strict=True)])
-    )
+    return float(np.mean([accuracies(matrix, scene.base).hm for matrix, scene in zip(matrices, scenes, strict=True)]))
 
 
 def _usual(scenes: list[_Scene], classes: int, settings: Settings) -> Usual:

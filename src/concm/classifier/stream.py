@@ -19,6 +19,7 @@ from torch import Tensor
 from concm.backbones.encoder import Encoder
 from concm.classifier.photos import Photo, Picture, called
 from concm.data.images import PIXELS_VERSION, BrokenPicture, cache_folder, in_threads
+from concm.records import to_json
 
 BATCH = 32
 
@@ -102,7 +103,7 @@ class FeatureCache:
     """
 
     def __init__(self, encoder: Encoder) -> None:
-        about = [encoder.identity, encoder.device.type, PIXELS_VERSION]
+        about = [to_json(encoder.identity), encoder.device.type, PIXELS_VERSION]
         self._of = hashlib.blake2b(json.dumps(about).encode(), digest_size=16).digest()
         self._mutex = threading.Lock()
         self._db: sqlite3.Connection | None = None

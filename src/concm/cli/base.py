@@ -61,8 +61,10 @@ def train(
     tensorboard
         Also log for TensorBoard.
     """
-    from concm.backbones import find
+    from concm.backbones import find_backbone
+    from concm.evaluation.controls import nearest_mean
     from concm.features.extract import extract
+    from concm.features.sessions import draw
     from concm.methods import choose
     from concm.report import tables as text
     from concm.training.loop import BaseRun
@@ -72,7 +74,7 @@ def train(
         raise Misuse(f"no weights file at {weights}")
     choice = None if method is None else choose(method)
     schedule = _schedule(choice, given(recipe))
-    dataset = pictures.load(scenario, find(backbone).transform)
+    dataset = pictures.load(scenario, find_backbone(backbone).transform)
     fabric = machine.fabric()
     session = BaseRun(
         dataset=dataset.validation(seed=schedule.seed) if validate else dataset,
@@ -91,6 +93,8 @@ def train(
     if fabric.is_global_zero:
         text.show_run(encoder, out / "backbone.safetensors")
         text.show_bank(bank)
+        runs = nearest_mean(bank, [draw(bank, at) for at in range(5)])
+        text.show_nearest_mean(bank.scenario, runs, "mean ± spread of 5 draws")
 
 
 def features(
@@ -141,14 +145,14 @@ def features(
     """
     at_least(1, batch=batch)
     at_least(0, views=views, seed=seed)
-    from concm.backbones.encoder import load
+    from concm.backbones.encoder import load_encoder
     from concm.evaluation.controls import average, nearest_mean
     from concm.features.extract import extract
     from concm.features.sessions import draw
     from concm.report import tables as text
 
     machine.accelerator()
-    encoder = load(backbone, pictures.transform(scenario), mirror=mirror)
+    encoder = load_encoder(backbone, pictures.transform(scenario), mirror=mirror)
     dataset = pictures.load(scenario, encoder.transform)
     if validate:
         dataset = dataset.validation(seed=_validation_seed(encoder.meta))
@@ -160,7 +164,7 @@ def features(
         dataset,
         fabric,
         views=views,
-        pictures=keep_pictures,
+        keep_pictures=keep_pictures,
         base_limit=base_limit,
         novel_limit=novel_limit,
         batch=batch,
@@ -168,9 +172,11 @@ def features(
     )
     if fabric.is_global_zero:
         # Kept with the bank, so that what storing it cost can be checked without the original features.
-        bank.card["nearest_mean"] = average(nearest_mean(bank, [draw(bank, seed) for seed in range(5)]))
+        runs = nearest_mean(bank, [draw(bank, seed) for seed in range(5)])
+        bank = replace(bank, card=replace(bank.card, nearest_mean=average(runs)))
         bank.save(out, precision)
         text.show_bank(bank)
+        text.show_nearest_mean(bank.scenario, runs, "mean ± spread of 5 draws")
         text.say(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")
 
 
@@ -208,11 +214,22 @@ def bank(
     """
     at_least(1, draws=draws)
     at_least(0, seed=seed)
-    from concm.features.bank import bundled, load
+    from concm.evaluation.controls import nearest_mean
+    from concm.features.bank import Bank
+    from concm.features.sessions import draw, published
+    from concm.progress import track
     from concm.report import tables as text
+    from concm.report.figures import by_session
 
-    chosen = (load(file) if file else bundled()).vary(way=way, shot=shot, sessions=sessions)
-    text.show_bank(chosen, draws=draws, seed=seed, splits=splits, figure=figure)
+    chosen = (Bank.load(file) if file else Bank.bundled()).vary(way=way, shot=shot, sessions=sessions)
+    text.show_bank(chosen)
+    shots = [published(chosen, splits)] if splits else [draw(chosen, seed + at) for at in range(draws)]
+    runs = nearest_mean(chosen, track(shots, "nearest class mean"))
+    text.show_nearest_mean(chosen.scenario, runs, f"shots of {splits}" if splits else f"mean ± spread of {draws} draws")
+    if figure is not None:
+        title = f"{chosen.scenario.name}, nearest class mean, {chosen.encoder.name}"
+        by_session(chosen.scenario, runs, figure, title)
+        text.say(f"wrote {figure}")
 
 
 def _objectives(choice: Choice) -> Objectives:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from concm.cli.options import Machine
 from concm.errors import ConcmError, Misuse, at_least
+
+if TYPE_CHECKING:
+    from concm.evaluation.statistics import Table
+    from concm.features.bank import Bank
 
 
 def bench(
@@ -70,52 +74,53 @@ def bench(
     device
         The GPU if there is one, unless you say otherwise.
     """
+    from concm.evaluation.bench import BankSource, finish, tasks_of, unfit
+    from concm.evaluation.controls import METHODS
+    from concm.evaluation.statistics import Table
+    from concm.evaluation.workers import cores
+    from concm.methods import choose, entries
     from concm.report import bench as report
     from concm.report import figures
-    from concm.report import tables as text
+    from concm.report.tables import say
 
     at_least(1, draws=draws, seeds=seeds, jobs=1 if jobs is None else jobs)
     at_least(0, seed=seed)
     chosen = Machine(device=device).accelerator()
     if beside and leaderboard is None:
-        raise Misuse("--beside goes with --leaderboard, the page that shows those tables")
-    from concm.evaluation.bench import Source, Task, cores, finish, unfit
-    from concm.evaluation.controls import METHODS
-    from concm.methods import choose, entries
-
-    source = Source(scenario, bank, way, shot, sessions)
+        raise Misuse("`beside` goes with `leaderboard`, the page that shows those tables")
+    source = BankSource(scenario, bank, way, shot, sessions)
     loaded = source.bank()
-    others = [report.comparable(path, loaded, draws) for path in beside or []]
+    others = [_comparable(Table.load(path), path, loaded, draws) for path in beside or []]
     every = [name for name in entries() if unfit(choose(name), loaded) is None]
     asked = [name for word in method or ["concm"] for name in (every if word == "all" else [word])]
     for name in asked:
         if why := unfit(choose(name), loaded):
             raise Misuse(why)
     labels = list(dict.fromkeys([*asked, *METHODS]))
-    draws = 1 if splits else draws
-    tasks = [
-        Task(source, label, seed + at, seed + at + 1000 * repeat, splits, chosen)
-        for label in labels
-        for at in range(draws)
-        for repeat in range(seeds)
-    ]
+    tasks = tasks_of(labels, draws=draws, seeds=seeds, seed=seed, splits=splits, device=chosen)
     at_once = min(len(tasks), jobs or (1 if chosen == "cuda" else cores()))
-    results = finish(tasks, out, jobs=at_once)
-    rows = report.rows(results)
-    table = report.table(loaded, rows, draws, at_once)
-    report.show(loaded, rows, draws)
+    results = finish(tasks, source, loaded, out, jobs=at_once)
+    table = Table.of(loaded, results, 1 if splits else draws, at_once)
+    report.show(table)
     report.show_remarks(results)
     picture = figure or out / "bench.png"
-    figures.bench(loaded, rows, picture)
+    figures.bench(table, picture)
     written = [picture]
     if json is not None:
-        report.write_json(json, table)
+        table.save(json)
         written.append(json)
     if leaderboard is not None:
         from concm.report.leaderboard import write
 
         written += write(leaderboard, table, others)
-    text.say(f"wrote {' and '.join(map(str, written))}; one result file a run in {out}")
+    say(f"wrote {' and '.join(map(str, written))}; one result file for each run in {out}")
+
+
+def _comparable(table: Table, path: Path, bank: Bank, draws: int) -> Table:
+    """The table, if it can stand beside the one that is about to be made."""
+    if not table.comparable(bank, draws):
+        raise ConcmError(f"{path} cannot stand beside this: it has another scenario, cut or number of draws")
+    return table
 
 
 def conformance(method: str, /) -> None:

@@ -33,7 +33,7 @@ def attributes(
 
     if not names:
         raise Misuse("concm attributes takes class names, for example: concm attributes crane heron")
-    scenario = scenarios.load(among) if among else None
+    scenario = scenarios.load_scenario(among) if among else None
     base = scenario.names[: scenario.base] if scenario else names
     by_hand = overrides or (bundled(scenario.name) if scenario else None)
     known = Semantics.of_names(base, overrides=by_hand, word_vectors=word_vectors)
@@ -45,7 +45,7 @@ def scenarios() -> None:
     from concm.data import scenarios as data
     from concm.report import tables as text
 
-    text.show_scenarios([data.load(name) for name in data.names()])
+    text.show_scenarios([data.load_scenario(name) for name in data.names()])
 
 
 def backbones() -> None:

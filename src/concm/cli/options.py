@@ -49,7 +49,7 @@ class Pictures:
         """How pictures of the scenario `name` enter a network that brings no transform of its own."""
         from concm.data import scenarios
 
-        return scenarios.natural(self.image_size) if name == "folder" else scenarios.load(name).transform
+        return scenarios.natural(self.image_size) if name == "folder" else scenarios.load_scenario(name).transform
 
     def load(self, name: str, transform: Transform | None) -> Dataset:
         """The scenario `name` with its pictures; complaints about skipped ones go to standard error."""
@@ -60,16 +60,16 @@ class Pictures:
         if name == "folder":
             if self.base is None:
                 raise Misuse("scenario folder needs --base: how many of the class folders are the base classes")
-            keys = set(sources.find(self.data, splits=self.splits).train.keys)
+            keys = set(sources.find_source(self.data, splits=self.splits).train.keys)
             scenario = scenarios.of_folder(
                 keys, base=self.base, way=self.way or 5, shot=self.shot or 5, size=self.image_size
             )
         else:
             if self.base is not None:
                 raise Misuse(f"--base goes with scenario folder; {name} has its own base classes")
-            scenario = scenarios.load(name)
+            scenario = scenarios.load_scenario(name)
         scenario = scenario.vary(way=self.way, shot=self.shot, sessions=self.sessions)
-        found, complaints = dataset.load(
+        found, complaints = dataset.load_dataset(
             scenario, self.data, transform=transform, splits=self.splits, broken=self.broken
         )
         for complaint in complaints if first_process() else []:

@@ -101,10 +101,10 @@ def learn(
     if not images and not Path(what).is_dir():
         raise Misuse(f"no folder at {what}; give a folder of class folders, or a class name and then its photos")
     with access.open(store) as zoo:
-        from concm.classifier.photos import find
+        from concm.classifier.photos import find_photos
 
         begun = time.perf_counter()
-        zoo.learn({what: find(images)} if images else what, broken=broken)
+        zoo.learn({what: find_photos(images)} if images else what, broken=broken)
         _told(zoo, begun, json)
 
 
@@ -134,13 +134,13 @@ def predict(
     """
     if not images:
         raise Misuse("concm predict takes photos after the store: files, folders or globs")
-    from concm.classifier.photos import find
+    from concm.classifier.photos import find_photos
     from concm.data.images import BrokenPicture
     from concm.report.classifier import show_prediction
 
     broken = 0
     with access.open(store) as zoo:
-        for found in zoo.stream(find(images), unknown_rate=unknown_rate, top=top):
+        for found in zoo.stream(find_photos(images), unknown_rate=unknown_rate, top=top):
             if isinstance(found, BrokenPicture):
                 broken += 1
                 complain(str(found))

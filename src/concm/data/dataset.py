@@ -86,7 +86,7 @@ class Dataset:
         return Dataset(pseudo, self.transform, relabelled.where(~held), relabelled.where(held))
 
 
-def load(
+def load_dataset(
     scenario: Scenario,
     root: Path,
     *,
@@ -102,7 +102,7 @@ def load(
     complaints: list[str] = []
     for folder, first, last in parts:
         label_of = {key: label for label, key in enumerate(scenario.keys) if first <= label < last}
-        source = sources.find(root if folder is None else root / folder, splits=splits)
+        source = sources.find_source(root if folder is None else root / folder, splits=splits)
         for pictures, into, what in ((source.train, train, "training"), (source.test, test, "test")):
             part, skipped = _read(pictures, label_of, transform, broken)
             into.append(part)
@@ -159,5 +159,5 @@ def _enough_shots(dataset: Dataset, root: Path) -> None:
         if counts[label] < scenario.shot:
             raise ConcmError(
                 f"{root}: class {scenario.keys[label]!r} has {counts[label]} training pictures, but the scenario "
-                f"takes {scenario.shot} shots: add pictures or lower --shot"
+                f"takes {scenario.shot} shots: add pictures or lower `shot`"
             )

@@ -76,7 +76,7 @@ def names() -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in _FOLDER.iterdir() if entry.name.endswith(".toml"))
 
 
-def load(name: str) -> Scenario:
+def load_scenario(name: str) -> Scenario:
     """A bundled scenario by name."""
     if name not in names():
         raise Misuse(f"no scenario called {name!r}; {did_you_mean(name, names())}")

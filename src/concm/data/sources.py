@@ -45,7 +45,7 @@ class Source:
     test: Pictures
 
 
-def find(root: Path, *, splits: Path | None = None, test_share: float = 0.2, seed: int = 0) -> Source:
+def find_source(root: Path, *, splits: Path | None = None, test_share: float = 0.2, seed: int = 0) -> Source:
     """Recognise the layout under `root`: cifar-100-python, CUB-200-2011, mini-ImageNet or class folders."""
     if not root.is_dir():
         raise ConcmError(f"no data folder at {root}; --data takes the folder that holds the pictures")

@@ -6,7 +6,7 @@ So saving, loading, counting and moving are written once, for the engine and for
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -44,13 +44,14 @@ class Stateful(Growing):
         """Make the submodules that a state has tensors for; plain values have been loaded already."""
 
     def get_extra_state(self) -> Tensor:
-        """The plain values, as bytes of JSON in a tensor."""
-        known = {name: getattr(self, name) for name in self.values}
+        """The plain values and the names of the buffers, as bytes of JSON in a tensor."""
+        buffers = sorted(name for name, _ in self.named_buffers(remove_duplicate=False))
+        known = {"values": {name: getattr(self, name) for name in self.values}, "buffers": buffers}
         return torch.tensor(list(json.dumps(known).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Inverse of `get_extra_state`."""
-        known: dict[str, Any] = json.loads(bytes(state.tolist()))
+        known = _unpacked(state)["values"]
         for name in self.values:
             setattr(self, name, known[name])
 
@@ -63,28 +64,39 @@ class Stateful(Growing):
         """Inverse of `state_dict`, into one of the same settings; a state that does not fit is refused."""
         try:
             self.set_extra_state(state[EXTRA])
+            buffers = set(_unpacked(state[EXTRA])["buffers"])
             restore(self.generator, state["generator"], self.seed)
             with torch.random.fork_rng(devices=[]):
                 self.rebuild(state)
             for name in state.keys() - {EXTRA, "generator"}:
-                self._put(name, state[name])
+                self._put(name, state[name], buffers)
         except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise ConcmError(
                 f"this state does not fit {type(self).__name__} ({type(error).__name__}: {error})"
             ) from error
-        if lacking := self.state_dict().keys() - state.keys():
+        if lacking := (self.state_dict().keys() | buffers) - state.keys():
             raise ConcmError(f"this state does not fit {type(self).__name__}: it lacks {min(lacking)}")
 
-    def _put(self, name: str, value: Tensor) -> None:
+    def _put(self, name: str, value: Tensor, buffers: Collection[str]) -> None:
         path, _, leaf = name.rpartition(".")
         owner = self.get_submodule(path)
         if leaf == EXTRA:
             owner.set_extra_state(value)
         elif (weight := owner._parameters.get(leaf)) is not None:
+            if weight.shape != value.shape:  # which copying might spread over the weights
+                raise ValueError(f"{name} is {tuple(value.shape)}, not {tuple(weight.shape)}")
             with torch.no_grad():
                 weight.copy_(value)
+        elif name in buffers:
+            owner.register_buffer(leaf, value.to(self.device, copy=True))
         else:
-            owner.register_buffer(leaf, value.to(self.device))
+            raise KeyError(name)
+
+
+def _unpacked(state: Tensor) -> dict[str, Any]:
+    """What `get_extra_state` wrote."""
+    known: dict[str, Any] = json.loads(bytes(state.tolist()))
+    return known
 
 
 def restore(generator: torch.Generator, state: Tensor, seed: int) -> None:

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from concm.backbones.encoder import Identity
 from concm.data.scenarios import of_folder
 from concm.errors import Misuse
 from concm.evaluation.worlds import ANIMALS, BASE, World
-from concm.features.bank import Bank, Part
+from concm.features.bank import Bank, Card, Part
 from concm.features.sessions import Session, draw, sessions
 from concm.files import load_tensors, save_tensors
 from concm.methods import EXEMPLARS, NAMES, PICTURES, POOL, TOTAL, VIEWS, Choice, Method, teach
@@ -193,14 +194,14 @@ def it_sees_no_test_data(choice: Choice) -> None:
     part = Part(features, labels, views, [], pictures)
     bank = _Sealed(
         scenario=of_folder(ANIMALS[: BASE + 4], base=BASE, way=2, shot=5),
-        encoder={} if base.backbone is None else base.backbone.identity,
+        encoder=Identity("none", "") if base.backbone is None else base.backbone.identity,
         base=Part(base.features, base.labels, base.views, [], base.pictures),
         novel=part,
         test=part,
         mean=base.mean,
         std=base.std,
         counts=base.counts,
-        card={"training": {}},
+        card=Card(),
         learned=dict(base.learned),
         weights={} if base.backbone is None else dict(base.backbone.backbone.state_dict()),
     )

@@ -10,7 +10,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
-from concm.data.scenarios import Scenario, load, names
+from concm.data.scenarios import Scenario, load_scenario, names
 from concm.errors import Misuse, did_you_mean
 
 
@@ -70,7 +70,7 @@ def beside(scenario: Scenario) -> list[Row]:
     """The rows that a run of this scenario may be compared with: none where classes, ways or shots were varied."""
     if scenario.name not in names():
         return []
-    printed = load(scenario.name)
+    printed = load_scenario(scenario.name)
     same = all(getattr(scenario, name) == getattr(printed, name) for name in ("keys", "base", "way", "shot"))
     return rows(scenario.name) if same else []
 

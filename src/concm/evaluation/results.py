@@ -1,10 +1,10 @@
-"""Results: one JSON file a run, from which every table and picture is derived."""
+"""Results: one JSON file for each run, from which every table and picture is derived."""
 
 from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
@@ -15,14 +15,192 @@ import numpy as np
 import torch
 
 from concm import __version__
+from concm.data.scenarios import Scenario
 from concm.errors import ConcmError
 from concm.features.bank import Bank
 from concm.files import write_whole
-from concm.methods import Choice, Method
-from concm.metrics import novel_at
+from concm.methods import Choice
+from concm.metrics import Accuracies
+from concm.records import from_json, to_json
 
-SCHEMA = 1
-Result = dict[str, Any]
+SCHEMA = 2
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a scenario was cut into sessions."""
+
+    base: int
+    way: int
+    shot: int
+    sessions: int
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> Cut:
+        """Of a scenario."""
+        return cls(scenario.base, scenario.way, scenario.shot, scenario.sessions)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Base and novel accuracy after the last session for each constant (`bias`) that is added to novel scores."""
+
+    bias: list[float]
+    base: list[float]
+    novel: list[float]
+
+
+@dataclass(frozen=True)
+class Figures(Accuracies):
+    """What was measured after one session; `class_means` has the same with every class counting alike.
+
+    `smr` is the structure's matching rate, where the method has a structure. `seconds` is learning and scoring.
+    """
+
+    index: int
+    classes: int
+    class_means: Accuracies
+    seconds: float
+    confusion: list[list[int]]
+    smr: float | None = None
+    trade_off: Curve | None = None
+
+
+@dataclass(frozen=True)
+class Heading:
+    """All that decides a run, so that a finished one can be found again."""
+
+    scenario: str
+    cut: Cut
+    bank: dict[str, Any]
+    method: str
+    label: str
+    settings: dict[str, Any]
+    needs: list[str]
+    draw: int
+    seed: int
+    environment: dict[str, Any]
+    shots: dict[str, list[int]] | None = None
+    schema: int = SCHEMA
+
+    @classmethod
+    def of(
+        cls, choice: Choice, bank: Bank, *, draw: int, seed: int, device: str, shots: dict[int, list[int]] | None = None
+    ) -> Heading:
+        """Of a run that is about to be made; `shots` are those of published lists, which no seed decides."""
+        return cls(
+            scenario=bank.scenario.name,
+            cut=Cut.of(bank.scenario),
+            bank={**to_json(bank.encoder), "precision": bank.card.precision, "digest": bank.digest},
+            method=choice.entry.name,
+            label=choice.label,
+            settings=choice.recorded,
+            needs=list(choice.needs),
+            draw=draw,
+            seed=seed,
+            shots=None if shots is None else {str(label): rows for label, rows in shots.items()},
+            environment={
+                "concm": __version__,
+                "code": code(),
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+            },
+        )
+
+    def place(self, out: Path) -> Path:
+        """Where the run belongs: the name tells people what it is, and its last part everything that decides it."""
+        key = blake2b(json.dumps(to_json(self), sort_keys=True).encode(), digest_size=6).hexdigest()
+        words = "-".join(
+            "".join(c if c.isalnum() or c in "_-" else "_" for c in w) for w in (self.scenario, self.method)
+        )
+        return out / f"{words}-draw{self.draw}-seed{self.seed}-{key}.json"
+
+
+@dataclass(frozen=True)
+class ClassMeans:
+    """Figures of a whole run with every class counting alike."""
+
+    ahm: float
+    fa: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Figures of a whole run; docs/concepts/scenarios.md defines them."""
+
+    base_acc: float
+    ahm: float
+    fa: float
+    pd: float
+    nacc: float
+    ber: float
+    avg_acc: float
+    seconds: float
+    class_means: ClassMeans
+    memory_bytes: int | None = None
+    parameters: int | None = None
+
+    @classmethod
+    def of(cls, sessions: list[Figures], method: Any = None) -> Summary:
+        """Of all sessions, and of the method's size where it says it."""
+        later = sessions[1:]
+
+        def mean(values: list[float]) -> float:
+            return float(np.mean(values)) if values else 0.0
+
+        return cls(
+            base_acc=sessions[0].acc,
+            ahm=mean([session.hm for session in later]),
+            fa=sessions[-1].acc,
+            pd=sessions[0].acc - sessions[-1].acc,
+            nacc=mean([session.acc_novel for session in later]),
+            ber=mean([session.ber for session in later]),
+            avg_acc=mean([session.acc for session in sessions]),
+            seconds=sum(session.seconds for session in sessions),
+            class_means=ClassMeans(mean([session.class_means.hm for session in later]), sessions[-1].class_means.acc),
+            memory_bytes=getattr(method, "memory_bytes", None),
+            parameters=getattr(method, "parameter_count", None),
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run: what decided it, its figures session by session, their summary, and what the method had to remark."""
+
+    heading: Heading
+    sessions: list[Figures]
+    summary: Summary
+    remarks: list[str] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        """Write it whole."""
+        write_whole(path, (json.dumps(to_json(self)) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Result:
+        """Read it back; one whose summary does not follow from its sessions is refused."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            schema = data["heading"]["schema"]
+            if schema != SCHEMA:
+                raise ConcmError(f"{path} has result schema {schema}, this version reads {SCHEMA}")
+            result = from_json(cls, data)
+            whole = len(result.sessions) == result.heading.cut.sessions + 1
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConcmError(f"{path} is not a whole result file; delete it, and the run is done again") from error
+        if not whole or not _follows(result):
+            raise ConcmError(f"{path} is not a whole result file; delete it, and the run is done again")
+        return result
+
+
+def _follows(result: Result) -> bool:
+    """Whether the summary is that of the sessions, so that an edited figure is not believed."""
+    again, told = Summary.of(result.sessions), result.summary
+    return all(
+        abs(getattr(again, name) - getattr(told, name)) < 1e-6
+        for name in ("base_acc", "ahm", "fa", "pd", "nacc", "ber")
+    )
 
 
 @cache
@@ -33,125 +211,3 @@ def code() -> str:
     for path in sorted(path for kind in ("*.py", "*.toml", "*.txt", "*.npz") for path in root.rglob(kind)):
         state.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return state.hexdigest()
-
-
-def head(choice: Choice, bank: Bank, *, draw: int, seed: int, splits: Path | None, device: str) -> Result:
-    """All that decides a run, so that a finished one can be found again."""
-    scenario = bank.scenario
-    return {
-        "schema": SCHEMA,
-        "scenario": {name: getattr(scenario, name) for name in ("name", "base", "way", "shot", "sessions")},
-        "bank": {**bank.encoder, "precision": bank.card["precision"], "digest": bank.card["digest"]},
-        "method": choice.entry.name,
-        "label": choice.label,
-        "settings": choice.recorded,
-        "needs": list(choice.needs),
-        "draw": draw,
-        "seed": seed,
-        "splits": None if splits is None else str(splits),
-        "environment": {
-            "concm": __version__,
-            "code": code(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        },
-    }
-
-
-def place(out: Path, start: Result) -> Path:
-    """Where the run belongs: the name tells people what it is, and its last part everything that decides it."""
-    key = blake2b(json.dumps(start, sort_keys=True).encode(), digest_size=6).hexdigest()
-    return out / f"{start['scenario']['name']}-{start['method']}-draw{start['draw']}-seed{start['seed']}-{key}.json"
-
-
-def finished(start: Result, sessions: list[dict[str, Any]], method: Method) -> Result:
-    """The whole result, once all sessions are done."""
-    size = {"memory_bytes": method.memory_bytes, "parameters": method.parameter_count}
-    remarks = list(getattr(method, "remarks", []))
-    return {**start, "sessions": sessions, "summary": {**summary(sessions), **size}, "remarks": remarks}
-
-
-def summary(sessions: list[dict[str, Any]]) -> dict[str, Any]:
-    """Figures of a whole run; docs/concepts/scenarios.md defines them."""
-    later = sessions[1:]
-
-    def mean(name: str) -> float:
-        return float(np.mean([session[name] for session in later])) if later else 0.0
-
-    return {
-        "base_acc": sessions[0]["acc"],
-        "ahm": mean("hm"),
-        "fa": sessions[-1]["acc"],
-        "pd": sessions[0]["acc"] - sessions[-1]["acc"],
-        "nacc": mean("acc_novel"),
-        "ber": mean("ber"),
-        "avg_acc": float(np.mean([session["acc"] for session in sessions])),
-        "seconds": sum(session["seconds"] for session in sessions),
-        "class_means": {
-            "ahm": float(np.mean([session["class_means"]["hm"] for session in later])) if later else 0.0,
-            "fa": sessions[-1]["class_means"]["acc"],
-        },
-    }
-
-
-def save(path: Path, result: Result) -> None:
-    """Write it whole."""
-    write_whole(path, (json.dumps(result) + "\n").encode())
-
-
-def load(path: Path) -> Result:
-    """Read it back."""
-    try:
-        result: Result = json.loads(path.read_text(encoding="utf-8"))
-        if result["schema"] != SCHEMA:
-            raise ConcmError(f"{path} has result schema {result['schema']}, this version reads {SCHEMA}")
-        assert result["summary"]
-        assert len(result["sessions"]) == result["scenario"]["sessions"] + 1
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-        raise ConcmError(f"{path} is not a whole result file; delete it, and the run is done again") from error
-    return result
-
-
-def aggregate(results: Sequence[Result]) -> dict[str, Any]:
-    """One method's row: means over its runs, and the standard deviation of what is compared."""
-    summaries = [result["summary"] for result in results]
-
-    def values(name: str) -> list[float]:
-        return [float(entry[name]) for entry in summaries]
-
-    row: dict[str, Any] = {"method": results[0]["label"]}
-    for name in ("ahm", "fa"):
-        row |= {name: float(np.mean(values(name))), f"{name}_std": float(np.std(values(name)))}
-    for name in ("base_acc", "pd", "nacc", "ber", "seconds", "memory_bytes", "parameters"):
-        row[name] = float(np.mean(values(name)))
-    sessions = [result["sessions"] for result in results]
-    row["hm"] = _by_session(sessions, "hm")[1:]
-    row["last_base"], row["last_novel"] = (_by_session(sessions, name)[-1] for name in ("acc_base", "acc_novel"))
-    rates = [[s["smr"] for s in run] for run in sessions]
-    row["smr"] = None if rates[0][-1] is None else np.mean(rates, 0).tolist()[1:]
-    row["class_means"] = {k: float(np.mean([s["class_means"][k] for s in summaries])) for k in ("ahm", "fa")}
-    row["trade_off"] = trade_off(results)
-    row["runs"] = len(results)
-    row["device"] = results[0]["environment"]["device"]
-    return row
-
-
-def _by_session(runs: list[list[dict[str, Any]]], name: str) -> list[float]:
-    return [float(np.mean([run[at][name] for run in runs])) for at in range(len(runs[0]))]
-
-
-def trade_off(results: Sequence[Result]) -> dict[str, list[float]] | None:
-    """The mean trade-off at the last session, by bias."""
-    curves = [result["sessions"][-1].get("trade_off") for result in results]
-    if curves[0] is None:
-        return None
-    return {name: np.mean([curve[name] for curve in curves], 0).tolist() for name in ("bias", "base", "novel")}
-
-
-def above(row: dict[str, Any], control: dict[str, Any]) -> float | None:
-    """Points of novel accuracy by which a row exceeds the control's curve at the row's own base accuracy."""
-    curve = control["trade_off"]
-    if curve is None or not min(curve["base"]) <= row["last_base"] <= max(curve["base"]):
-        return None
-    return float(row["last_novel"] - novel_at(row["last_base"], curve["base"], curve["novel"]))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concm.backbones import find
+from concm.backbones import find_backbone
 from concm.backbones.encoder import Encoder, Reading
 from concm.data.augment import RANDOMS
 from concm.data.transform import Transform
@@ -114,7 +114,7 @@ def flags(colours: Tensor, count: int, random: torch.Generator) -> Tensor:
 def trained(choice: Choice, total: int) -> Objective:
     """A small network after some steps of the method's base session, or of plain cross-entropy."""
     with torch.random.fork_rng(devices=[]):
-        backbone = find(NETWORK)
+        backbone = find_backbone(NETWORK)
         torch.manual_seed(0)
         stage = Stage(backbone.build(), DIMENSION, BASE, total, TRANSFORM, ANIMALS[:BASE])
         kind = choice.entry.objective

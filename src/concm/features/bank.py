@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from hashlib import blake2b
 from importlib.resources import files
 from pathlib import Path
@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from concm.data import scenarios
-from concm.data.scenarios import Scenario
-from concm.data.transform import Transform
+from concm.backbones.encoder import Encoder, Identity
+from concm.data.scenarios import Scenario, load_scenario
 from concm.errors import ConcmError, Misuse
 from concm.files import digest, load_tensors, save_tensors
 from concm.records import from_json, to_json
 
 if TYPE_CHECKING:
-    from concm.backbones.encoder import Encoder
+    from numpy.typing import ArrayLike
 
 KIND = "concm-bank-1"
 Precision = Literal["int8", "float16", "float32"]
@@ -49,50 +48,152 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Bank:
-    """Features of base, novel and test images; `mean` and `std` (base classes, d) are over *all* base images.
+class Card:
+    """Where a bank comes from: the backbone's training, the views per image, how it was stored and how large it is.
 
-    `learned` is what the backbone's base session learned for a method beside it, and `weights` are the backbone's own
-    where the bank has pictures.
+    `nearest_mean` is the accuracy of nearest class mean on the original features, so that what storing cost can be
+    checked without them.
+    """
+
+    training: dict[str, Any] | None = None
+    views: int = 0
+    extraction_seconds: float | None = None
+    nearest_mean: list[dict[str, float]] | None = None
+    precision: Precision = "float32"
+    bytes: int | None = None
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The settings of the base session that trained the backbone; empty where none of ours did."""
+        return (self.training or {}).get("recipe") or {}
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Features of base, novel and test images, cut into sessions by a scenario; everything is measured on such banks.
+
+    Parameters
+    ----------
+    scenario
+        The class order, how it is cut into sessions, and the shots.
+    encoder
+        What the features depend on.
+    base, novel, test
+        Features with labels of the base images, of the candidates that shots are drawn from, and of the test images.
+    mean, std, counts
+        Statistics (base classes, d) over *all* base images, of which `base` may be a part.
+    card
+        Where the bank comes from.
+    learned
+        What the backbone's base session learned for a method beside it.
+    weights
+        The backbone's own, where the bank has pictures.
+
+    Examples
+    --------
+    >>> import concm
+    >>> bank = concm.Bank.bundled()
+    >>> bank.scenario.base, bank.scenario.sessions, bank.dimension
+    (60, 8, 640)
     """
 
     scenario: Scenario
-    encoder: dict[str, Any]
+    encoder: Identity
     base: Part
     novel: Part
     test: Part
     mean: Tensor
     std: Tensor
     counts: Tensor
-    card: dict[str, Any]
+    card: Card = Card()
     learned: dict[str, Tensor] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        train: tuple[ArrayLike, Sequence[Any] | ArrayLike],
+        test: tuple[ArrayLike, Sequence[Any] | ArrayLike],
+        *,
+        names: Sequence[str] | None = None,
+        base: int,
+        way: int = 5,
+        shot: int = 5,
+        views: ArrayLike | None = None,
+    ) -> Bank:
+        """A bank of one's own features.
+
+        Parameters
+        ----------
+        train, test
+            Features (n, d) and labels (n,) each, as numpy arrays, torch tensors or lists. Labels are numbers from 0 on,
+            or class names.
+        names
+            All class names, in the order in which the classes come. With class names as labels it may be left out: the
+            order is then that of their first appearance among the training labels. Nothing is ever sorted.
+        base
+            How many classes the base session has; the others come `way` at a time, from `shot` images each.
+        views
+            Augmented views (n, k, d) of the training features.
+
+        Examples
+        --------
+        >>> import numpy, concm
+        >>> X, y = numpy.random.default_rng(0).normal(size=(60, 8)), numpy.arange(60) % 6
+        >>> bank = concm.Bank.from_arrays(train=(X, y), test=(X, y), base=4, way=2, shot=5)
+        >>> bank.scenario.sessions, bank.scenario.names[0]
+        (1, 'class 0')
+        """
+        from concm.features.arrays import bank_of_arrays
+
+        return bank_of_arrays(train, test, names=names, base=base, way=way, shot=shot, views=views)
+
+    @classmethod
+    def load(cls, path: str | Path, scenario: str | None = None) -> Bank:
+        """Read a bank, as float32; one that was made for another scenario is refused."""
+        return _load(Path(path), scenario)
+
+    @classmethod
+    def bundled(cls, name: str = "cifar100") -> Bank:
+        """The bank that ships with the package."""
+        return _bundled(name)
+
+    @cached_property
+    def digest(self) -> str:
+        """An identity of all features and class names: two banks of the same backbone and size are not the same."""
+        parts = {f"{name}/{kind}": getattr(part, kind) for name, part in self.parts.items() for kind in _KINDS}
+        tensors = {name: value for name, value in parts.items() if value is not None}
+        words = repr((self.scenario, self.encoder, digest({**tensors, "mean": self.mean, "std": self.std})))
+        return blake2b(words.encode(), digest_size=8).hexdigest()
 
     @property
     def base_session(self) -> str | None:
         """The method whose base session trained the backbone, if it was one's."""
-        recipe = (self.card.get("training") or {}).get("recipe") or {}
-        name: str | None = recipe.get("method")
+        name: str | None = self.card.recipe.get("method")
         return name
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """Base, novel and test by name."""
+        return {"base": self.base, "novel": self.novel, "test": self.test}
 
     def backbone(self) -> Encoder:
         """A copy of the backbone, to train further."""
         from concm import backbones
-        from concm.backbones.encoder import Encoder
 
-        network = backbones.registered(self.encoder["name"]).build()
+        if self.encoder.transform is None:
+            raise ConcmError("the features of this bank do not come from pictures, so it has no backbone")
+        network = backbones.registered(self.encoder.name).build()
         try:
             network.load_state_dict(self.weights)
         except RuntimeError as error:
-            raise ConcmError(
-                f"this bank does not hold the weights of {self.encoder['name']}; extract it again"
-            ) from error
-        transform = from_json(Transform, self.encoder["transform"])
-        return Encoder(self.encoder["name"], network, transform, self.card["training"], self.encoder["mirror"])
+            raise ConcmError(f"this bank does not hold the weights of {self.encoder.name}; extract it again") from error
+        training = self.card.training or {}
+        return Encoder(self.encoder.name, network, self.encoder.transform, training, self.encoder.mirror)
 
     @property
     def dimension(self) -> int:
-        """Of the features."""
+        """Dimensions of the features."""
         return self.mean.shape[1]
 
     def vary(self, *, way: int | None = None, shot: int | None = None, sessions: int | None = None) -> Bank:
@@ -101,20 +202,20 @@ class Bank:
         classes = len(scenario.keys)
         fewest = _fewest(self.novel.labels, scenario)
         if fewest < scenario.shot:
-            raise Misuse(f"this bank has {fewest} candidates for some novel class, so --shot can be at most {fewest}")
+            raise Misuse(f"this bank has {fewest} candidates for some novel class, so `shot` can be at most {fewest}")
         novel, test = (part.where(part.labels < classes) for part in (self.novel, self.test))
         return replace(self, scenario=scenario, novel=novel, test=test)
 
-    def save(self, path: Path, precision: Precision = "float16") -> None:
+    def save(self, path: str | Path, precision: Precision = "float16") -> None:
         """Write the bank; int8 keeps one scale and one offset per dimension, statistics stay float32."""
         tensors: dict[str, Tensor] = {"mean": self.mean, "std": self.std, "counts": self.counts}
         if precision == "int8":
-            every = [value for part in self._parts().values() for value in (part.features, part.views)]
+            every = [value for part in self.parts.values() for value in (part.features, part.views)]
             scale, offset = _grid([value.flatten(0, -2) for value in every if value is not None])
             tensors |= {"scale": scale, "offset": offset}
         tensors |= {f"learned/{name}": value for name, value in self.learned.items()}
         tensors |= {f"weights/{name}": value for name, value in self.weights.items()}
-        for name, part in self._parts().items():
+        for name, part in self.parts.items():
             tensors[f"{name}/labels"] = part.labels.to(torch.int32)
             if part.pictures is not None:
                 tensors[f"{name}/pictures"] = part.pictures
@@ -125,12 +226,13 @@ class Bank:
                     tensors[f"{name}/{kind}"] = ((value - offset) / scale).round().clamp(-128, 127).to(torch.int8)
                 else:
                     tensors[f"{name}/{kind}"] = value.to(getattr(torch, precision))
-        ids = {name: part.ids for name, part in self._parts().items() if name != "test"}
-        meta = {"scenario": to_json(self.scenario), "encoder": self.encoder, "ids": ids, "card": self.card}
-        save_tensors(path, KIND, tensors, {**meta, "precision": precision})
+        ids = {name: part.ids for name, part in self.parts.items() if name != "test"}
+        meta = {"scenario": to_json(self.scenario), "encoder": to_json(self.encoder), "ids": ids}
+        card = to_json(replace(self.card, precision=precision, bytes=None))
+        save_tensors(Path(path), KIND, tensors, {**meta, "card": card, "precision": precision})
 
-    def _parts(self) -> dict[str, Part]:
-        return {"base": self.base, "novel": self.novel, "test": self.test}
+
+_KINDS = ("features", "labels", "views")
 
 
 def _fewest(labels: Tensor, scenario: Scenario) -> int:
@@ -147,38 +249,28 @@ def _grid(features: list[Tensor]) -> tuple[Tensor, Tensor]:
     return scale, low + 128 * scale
 
 
-def load(path: Path, scenario: str | None = None) -> Bank:
-    """Read a bank, as float32; one that was made for another scenario is refused."""
+def _load(path: Path, scenario: str | None) -> Bank:
     tensors, meta = load_tensors(path, KIND)
     try:
         found = from_json(Scenario, meta["scenario"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConcmError(f"{path} lacks part of a feature bank ({error}); extract it again") from error
-    if scenario is not None and found.name != scenario:
-        raise Misuse(f"{path} holds features of scenario {found.name}, not of {scenario}")
-    try:
-        parts = {name: _part(tensors, name, meta["ids"].get(name, [])) for name in ("base", "novel", "test")}
+        card = {**meta["card"], "precision": meta["precision"], "bytes": path.stat().st_size}
         bank = Bank(
             scenario=found,
-            encoder=meta["encoder"],
+            encoder=from_json(Identity, meta["encoder"]),
             mean=tensors["mean"],
             std=tensors["std"],
             counts=tensors["counts"],
-            card={**meta["card"], "precision": meta["precision"], "bytes": path.stat().st_size}
-            | {"digest": _identity(tensors, meta["scenario"])},
+            card=from_json(Card, card),
             learned=_under("learned/", tensors),
             weights=_under("weights/", tensors),
-            **parts,
+            **{name: _part(tensors, name, meta["ids"].get(name, [])) for name in ("base", "novel", "test")},
         )
-    except (KeyError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ConcmError(f"{path} lacks part of a feature bank ({error}); extract it again") from error
+    if scenario is not None and found.name != scenario:
+        raise Misuse(f"{path} holds features of scenario {found.name}, not of {scenario}")
     _consistent(bank, path)
     return bank
-
-
-def _identity(tensors: dict[str, Tensor], scenario: dict[str, Any]) -> str:
-    """Of all features and class names: two banks of the same backbone and size are not the same."""
-    return blake2b((digest(tensors) + json.dumps(scenario, sort_keys=True)).encode(), digest_size=8).hexdigest()
 
 
 def _part(tensors: dict[str, Tensor], name: str, ids: list[str]) -> Part:
@@ -220,10 +312,9 @@ def _consistent(bank: Bank, path: Path) -> None:
 
 
 @cache
-def bundled(name: str = "cifar100") -> Bank:
-    """The bank that ships with the package."""
+def _bundled(name: str) -> Bank:
     path = Path(str(files("concm") / "assets" / f"{name}.safetensors"))
     if not path.exists():
-        scenarios.load(name)  # a misspelt name has a hint of its own
+        load_scenario(name)  # a misspelt name has a hint of its own
         raise Misuse(f"no feature bank of {name} ships with concm; make one with `concm features`, then give its file")
-    return load(path, name)
+    return _load(path, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from concm.backbones.encoder import Encoder
 from concm.data.dataset import Dataset, ImageSet
 from concm.errors import Misuse, enough_memory
-from concm.features.bank import Bank, Part
+from concm.features.bank import Bank, Card, Part
 from concm.features.sessions import statistics
 from concm.progress import bar
 
@@ -27,7 +26,7 @@ def extract(
     fabric: Fabric,
     *,
     views: int = 0,
-    pictures: bool = False,
+    keep_pictures: bool = False,
     base_limit: int | None = None,
     novel_limit: int | None = None,
     batch: int = 256,
@@ -36,12 +35,12 @@ def extract(
     """Encode base, novel and test images, `views` weak views of the kept training images, and base statistics.
 
     The limits keep that many images a class (a seeded choice); statistics always come from all base images. With
-    `pictures` the bank also has those, and the backbone, for methods that go on training it.
+    `keep_pictures` the bank also has those, and the backbone, for methods that go on training it.
     """
-    if pictures and not encoder.plain:
+    if keep_pictures and not encoder.plain:
         raise Misuse(
-            "--keep-pictures keeps the backbone for methods that go on training it: that takes one of `concm train` "
-            "whose features are its own, without --mirror, turned pictures or maps"
+            "`keep_pictures` keeps the backbone for methods that go on training it: that takes one of `concm train` "
+            "whose features are its own, without `mirror`, turned pictures or maps"
         )
     begun = time.perf_counter()
     encoder.to(fabric.device)
@@ -64,23 +63,19 @@ def extract(
     mean, std, counts = statistics(done[0], labels, dataset.scenario.base)
     place = {row: at for at, row in enumerate(base.rows.tolist())}
     kept = torch.tensor([place[row] for row in some_base.rows.tolist()])
-    card: dict[str, Any] = {
-        "training": encoder.meta,
-        "views": views,
-        "extraction_seconds": round(time.perf_counter() - begun, 1),
-    }
+    card = Card(encoder.meta, views, round(time.perf_counter() - begun, 1))
     return Bank(
         scenario=dataset.scenario,
         encoder=encoder.identity,
-        base=_part(done[0][kept], some_base, done[3] if views else None, pictures),
-        novel=_part(done[1], some_novel, done[4] if views else None, pictures),
-        test=_part(done[2], test, None, pictures),
+        base=_part(done[0][kept], some_base, done[3] if views else None, keep_pictures),
+        novel=_part(done[1], some_novel, done[4] if views else None, keep_pictures),
+        test=_part(done[2], test, None, keep_pictures),
         mean=mean,
         std=std,
         counts=counts,
         card=card,
         learned=encoder.learned,
-        weights=dict(encoder.network.state_dict()) if pictures else {},
+        weights=dict(encoder.network.state_dict()) if keep_pictures else {},
     )
 
 
@@ -112,7 +107,7 @@ def _sharded(
     """Each process encodes every n-th image; all of them get everything."""
     world, rank = fabric.world_size, fabric.global_rank
     mine = images.where(np.arange(len(images)) % world == rank)
-    with enough_memory(f"the device is out of memory encoding --batch {batch} pictures; try --batch {batch // 2}"):
+    with enough_memory(f"the device is out of memory encoding {batch} pictures at once; try `batch={batch // 2}`"):
         features = encoder.encode(mine, views=views, seed=seed, batch=batch, tick=tick)
     if world == 1:
         return features

@@ -1,130 +1,194 @@
-"""The bench's table and picture: measured rows, controls, published rows beside them."""
+"""The bench's table, to look at and to quote: in a terminal, as Markdown, LaTeX, CSV and JSON, and as a picture."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from rich.table import Table
+from rich.table import Table as RichTable
 
-from concm.errors import ConcmError
-from concm.evaluation import published
-from concm.evaluation.results import Result, above, aggregate
+from concm.errors import at_least
+from concm.evaluation.bench import run_in_memory
+from concm.evaluation.results import Result
+from concm.evaluation.statistics import CONTROL, Row, Table
 from concm.features.bank import Bank
-from concm.files import write_whole
+from concm.records import to_json
 from concm.report.tables import print_whole, say
 
-CONTROL = "ncm"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def rows(results: list[Result]) -> list[dict[str, Any]]:
-    """A row a method, in the order in which they were asked for."""
-    by_label: dict[str, list[Result]] = {}
-    for result in results:
-        by_label.setdefault(result["label"], []).append(result)
-    found = {label: aggregate(runs) for label, runs in by_label.items()}
-    for row in found.values():
-        row["above_curve"] = None if CONTROL not in found else above(row, found[CONTROL])
-    return list(found.values())
+def bench(
+    methods: Sequence[Any],
+    bank: Bank | None = None,
+    *,
+    draws: int = 5,
+    seeds: int = 1,
+    seed: int = 0,
+    splits: str | Path | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
+) -> BenchTable:
+    """Run methods on a feature bank, session by session, on the same shots.
+
+    Parameters
+    ----------
+    methods
+        Methods by name (`"concm"`, `"concm:alpha=0.5"`, `"package.module:Class"`), as classes with the verbs
+        `fit_base`, `learn` and `scores`, or as objects, which are copied for every run.
+    bank
+        A feature bank; the CIFAR-100 bank that ships with concm unless given.
+    draws
+        Draws of the shots; figures are means over them.
+    seeds
+        Runs of each draw, with other random weights and samples.
+    seed
+        Seed of the first draw, and of the methods.
+    splits
+        A folder of published index lists to take the shots from instead of drawing them.
+    device
+        Where the methods compute.
+
+    Examples
+    --------
+    >>> import numpy, concm
+    >>> X, y = numpy.random.default_rng(0).normal(size=(60, 8)), numpy.arange(60) % 6
+    >>> bank = concm.Bank.from_arrays(train=(X, y), test=(X, y), base=4, way=2, shot=5)
+    >>> table = concm.bench(["ncm"], bank, draws=2)
+    >>> [row.method for row in table.rows]
+    ['ncm']
+    """
+    at_least(1, draws=draws, seeds=seeds)
+    at_least(0, seed=seed)
+    chosen = Bank.bundled() if bank is None else bank
+    lists = None if splits is None else Path(splits)
+    results = run_in_memory(methods, chosen, draws=draws, seeds=seeds, seed=seed, device=device, splits=lists)
+    return BenchTable(Table.of(chosen, results, 1 if lists else draws), results)
 
 
-def table(bank: Bank, rows: list[dict[str, Any]], draws: int, at_once: int) -> dict[str, Any]:
-    """The aggregate, with the published rows of the scenario beside the measured ones; so many runs went at a time."""
-    scenario = bank.scenario
-    return {
-        "scenario": scenario.name,
-        "cut": {name: getattr(scenario, name) for name in ("base", "way", "shot", "sessions")},
-        "draws": draws,
-        "at_once": at_once,
-        "backbone": bank.encoder,
-        "training": bank.card.get("training"),
-        "rows": rows,
-        "published": [
-            {"method": row.method, "backbone": row.backbone, "base_acc": row.base_acc, "ahm": row.ahm, "fa": row.fa}
-            | {"hm": list(row.hm), "note": row.note}
-            for row in published.beside(scenario)
-        ],
-    }
+@dataclass(frozen=True)
+class BenchTable:
+    """What the bench measured; `results` has every run by itself."""
+
+    table: Table
+    results: Sequence[Result]
+
+    @property
+    def rows(self) -> list[Row]:
+        """A row for each method: means over the runs."""
+        return self.table.rows
+
+    def to_markdown(self) -> str:
+        """A Markdown table of figures by session, their mean (AHM) and the last accuracy (FA)."""
+        heads = self._heads()
+        lines = [heads, ["---"] + ["---:"] * (len(heads) - 1), *map(self._cells, self.rows)]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+    def to_latex(self) -> str:
+        """The same as a LaTeX table in the style of the papers (booktabs)."""
+        heads = self._heads()
+        body = [
+            " & ".join(cell.replace("_", r"\_").replace(" ± ", r" $\pm$ ") for cell in self._cells(row))
+            for row in self.rows
+        ]
+        begin = rf"\begin{{tabular}}{{l{'c' * (len(heads) - 1)}}}"
+        lines = [begin, r"\toprule", " & ".join(heads) + r" \\", r"\midrule", *(f"{line} \\\\" for line in body)]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+    def to_csv(self) -> str:
+        """Every run on a line of its own: method, draw, seed, figures by session, AHM and FA."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        sessions = range(1, self.table.cut.sessions + 1)
+        writer.writerow(["method", "draw", "seed", "base", *(f"hm_{at}" for at in sessions), "ahm", "fa"])
+        for result in self.results:
+            heading, summary = result.heading, result.summary
+            by_session = [figures.hm for figures in result.sessions[1:]]
+            figures = [summary.base_acc, *by_session, summary.ahm, summary.fa]
+            writer.writerow([heading.label, heading.draw, heading.seed, *figures])
+        return file.getvalue()
+
+    def to_json(self) -> str:
+        """The table as `concm bench --json` writes it."""
+        return json.dumps(to_json(self.table), indent=1) + "\n"
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Harmonic means by session beside published rows, and the trade-off of base and novel accuracy."""
+        from concm.report import figures
+
+        return figures.bench(self.table, None if path is None else Path(path))
+
+    def _repr_markdown_(self) -> str:
+        """How a notebook shows it."""
+        return self.to_markdown()
+
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+    def _heads(self) -> list[str]:
+        return ["method", "base", *(str(at + 1) for at in range(self.table.cut.sessions)), "AHM", "FA"]
+
+    def _cells(self, row: Row) -> list[str]:
+        spread = [f"{row.ahm:.2f} ± {row.ahm_std:.2f}", f"{row.fa:.2f} ± {row.fa_std:.2f}"]
+        return [row.method, f"{row.base_acc:.2f}", *(f"{value:.1f}" for value in row.hm), *spread]
 
 
-def write_json(path: Path, found: dict[str, Any]) -> None:
-    """Such a table as a file."""
-    write_whole(path, (json.dumps(found, indent=1) + "\n").encode())
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read it back."""
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        whole = found.keys() >= {"scenario", "cut", "draws", "backbone", "training", "rows", "published"}
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConcmError(f"{path} is no table of `concm bench --json`") from error
-    if not whole:
-        raise ConcmError(f"{path} is no table of `concm bench --json`, or of another version")
-    return found
-
-
-def comparable(path: Path, bank: Bank, draws: int) -> dict[str, Any]:
-    """Such a table, if it is of the same scenario, cut and number of draws as the bank's will be."""
-    found, scenario = read_json(path), bank.scenario
-    cut = {name: getattr(scenario, name) for name in ("base", "way", "shot", "sessions")}
-    if (found["scenario"], found["cut"], found["draws"]) != (scenario.name, cut, draws):
-        raise ConcmError(f"{path} cannot stand beside this: it has another scenario, cut or number of draws")
-    return found
-
-
-def show(bank: Bank, rows: list[dict[str, Any]], draws: int) -> None:
-    """The table, and how far each row lies above the control's trade-off."""
-    scenario = bank.scenario
-    backbone = bank.encoder["name"]
-    later = f"{scenario.sessions} sessions of {scenario.way}-way {scenario.shot}-shot"
-    say(f"\n{scenario.name}: {scenario.base} base classes, then {later}")
-    say(f"measured: {backbone} features, mean ± standard deviation of {rows[0]['runs']} runs ({draws} draws)")
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    headings = ["method", "backbone", "base", *(str(at + 1) for at in range(scenario.sessions))]
+def show(found: Table) -> None:
+    """The table in a terminal, and how far each row lies above the control's trade-off."""
+    cut, backbone, rows = found.cut, found.backbone["name"], found.rows
+    later = f"{cut.sessions} sessions of {cut.way}-way {cut.shot}-shot"
+    say(f"\n{found.scenario}: {cut.base} base classes, then {later}")
+    say(f"measured: {backbone} features, mean ± standard deviation of {rows[0].runs} runs ({found.draws} draws)")
+    table = RichTable(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    headings = ["method", "backbone", "base", *(str(at + 1) for at in range(cut.sessions))]
     for heading in (*headings, "AHM", "FA", "PD", "NAcc", "BER"):
         table.add_column(heading, justify="left" if heading in ("method", "backbone") else "right", no_wrap=True)
     for row in rows:
         table.add_row(
-            row["method"],
+            row.method,
             backbone,
-            f"{row['base_acc']:.2f}",
-            *(f"{value:.1f}" for value in row["hm"]),
-            f"[bold]{row['ahm']:.2f}[/bold] ±{row['ahm_std']:.2f}",
-            f"[bold]{row['fa']:.2f}[/bold] ±{row['fa_std']:.2f}",
-            *(f"{row[name]:.2f}" for name in ("pd", "nacc", "ber")),
+            f"{row.base_acc:.2f}",
+            *(f"{value:.1f}" for value in row.hm),
+            f"[bold]{row.ahm:.2f}[/bold] ±{row.ahm_std:.2f}",
+            f"[bold]{row.fa:.2f}[/bold] ±{row.fa_std:.2f}",
+            *(f"{value:.2f}" for value in (row.pd, row.nacc, row.ber)),
         )
-    printed = published.beside(scenario)
-    if printed:
+    if found.published:
         table.add_section()
         table.add_row("[dim]published (one draw)[/dim]")
-    for entry in printed:
+    for entry in found.published:
         figures = (entry.base_acc, *entry.hm, entry.ahm, entry.fa)
         digits = (2, *(1 for _ in entry.hm), 2, 2)
         cells = ["" if value is None else f"{value:.{n}f}" for value, n in zip(figures, digits, strict=True)]
         table.add_row(f"{entry.method}{' *' if entry.note else ''}", entry.backbone or "", *cells)
     print_whole(table)
     say("columns 1 and on: harmonic mean of base and novel accuracy after that session; NAcc, BER: means over sessions")
-    for entry in printed:
+    for entry in found.published:
         if entry.note:
             say(f"* {entry.method}: {entry.note}")
-    _explain(rows)
+    for row in rows:
+        _explain(row)
 
 
-def show_remarks(results: list[Result]) -> None:
+def show_remarks(results: Sequence[Result]) -> None:
     """What methods had to say, once."""
-    for remark in dict.fromkeys(remark for result in results for remark in result["remarks"]):
+    for remark in dict.fromkeys(remark for result in results for remark in result.remarks):
         say(f"note: {remark}")
 
 
-def _explain(rows: list[dict[str, Any]]) -> None:
-    """Where each row stands against nearest class mean with any constant on its novel scores."""
-    for row in rows:
-        if row["method"] != CONTROL and row["above_curve"] is not None:
-            side = "above" if row["above_curve"] >= 0 else "below"
-            say(
-                f"{row['method']}: after the last session base {row['last_base']:.1f}, novel {row['last_novel']:.1f}: "
-                f"{abs(row['above_curve']):.1f} points {side} the curve of nearest class mean at that base accuracy; "
-                f"{row['seconds']:.1f} s a draw, memory {row['memory_bytes'] / 1e6:.1f} MB"
-            )
+def _explain(row: Row) -> None:
+    """Where a row stands against nearest class mean with any constant on its novel scores."""
+    if row.method == CONTROL or row.above_curve is None:
+        return
+    side = "above" if row.above_curve >= 0 else "below"
+    memory = "" if row.memory_bytes is None else f", memory {row.memory_bytes / 1e6:.1f} MB"
+    say(
+        f"{row.method}: after the last session base {row.last_base:.1f}, novel {row.last_novel:.1f}: "
+        f"{abs(row.above_curve):.1f} points {side} the curve of nearest class mean at that base accuracy; "
+        f"{row.seconds:.1f} s per draw{memory}"
+    )

@@ -5,49 +5,50 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from concm.data.scenarios import Scenario
 from concm.errors import ConcmError
-from concm.evaluation import published
-from concm.features.bank import Bank
+from concm.evaluation.results import Figures
+from concm.evaluation.statistics import Row, Table
 from concm.files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLOURS = ("#cc3311", "#222222", "#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee")
 
 
 @contextmanager
-def _picture(path: Path, columns: int, size: tuple[float, float]) -> Iterator[Any]:
-    """Axes to draw on; the picture is written at the end."""
-    import matplotlib
+def _picture(path: Path | None, columns: int, size: tuple[float, float]) -> Iterator[tuple[Figure, Any]]:
+    """A figure and its axes to draw on, apart from pyplot and its global state; written at the end to the path."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, columns, figsize=size, layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
     try:
-        yield axes
-        with replacing(path) as draft:
-            figure.savefig(draft, dpi=150, format=path.suffix[1:] or "png")
+        yield figure, figure.subplots(1, columns)
+        if path is not None:
+            with replacing(path) as draft:
+                figure.savefig(draft, dpi=150, format=path.suffix[1:] or "png")
     except ValueError as error:
         raise ConcmError(f"cannot write the picture {path}: {error}") from error
-    finally:
-        pyplot.close(figure)
 
 
-def by_session(scenario: Scenario, rows: list[list[dict[str, Any]]], path: Path, title: str) -> None:
+def by_session(scenario: Scenario, runs: list[list[Figures]], path: Path, title: str) -> None:
     """Accuracy over all, base and novel classes after each session: the mean of the draws, and their range."""
     seen = [scenario.seen(session) for session in range(scenario.sessions + 1)]
-    with _picture(path, 1, (7, 3.6)) as axes:
+    with _picture(path, 1, (7, 3.6)) as (_, axes):
         for name, label, colour in (
             ("acc_base", "base", "#4477aa"),
             ("acc", "all", "#222222"),
             ("acc_novel", "novel", "#cc6677"),
         ):
             first = 1 if name == "acc_novel" else 0
-            values = np.array([[session[name] for session in row[first:]] for row in rows])
+            values = np.array([[getattr(figures, name) for figures in run[first:]] for run in runs])
             axes.plot(seen[first:], values.mean(0), "o-", color=colour, label=f"{label} classes", markersize=4)
             axes.fill_between(seen[first:], values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
         axes.set(xlabel="classes known", ylabel="accuracy (%)", ylim=(0, 100), title=title, xticks=seen)
@@ -55,51 +56,48 @@ def by_session(scenario: Scenario, rows: list[list[dict[str, Any]]], path: Path,
         axes.legend(frameon=False)
 
 
-def bench(bank: Bank, rows: list[dict[str, Any]], path: Path) -> None:
+def bench(table: Table, path: Path | None = None) -> Figure:
     """HM by session beside published rows, and the base/novel trade-off with the control's whole curve."""
-    with _picture(path, 2, (11, 4.2)) as (left, right):
-        scenario = bank.scenario
-        seen = [scenario.seen(session) for session in range(1, scenario.sessions + 1)]
-        printed = published.beside(scenario)
-        for entry in sorted(printed, key=lambda entry: entry.ahm or 0)[-3:]:
+    cut, rows = table.cut, table.rows
+    with _picture(path, 2, (11, 4.2)) as (figure, (left, right)):
+        seen = [cut.base + at * cut.way for at in range(1, cut.sessions + 1)]
+        for entry in sorted(table.published, key=lambda entry: entry.ahm or 0)[-3:]:
             left.plot(seen, entry.hm, "--", linewidth=1, alpha=0.7, label=f"{entry.method}, published")
         for at, row in enumerate(rows):
             colour = COLOURS[at % len(COLOURS)]
-            left.plot(seen, row["hm"], "o-", color=colour, markersize=4, label=row["method"])
-            curve = row["trade_off"]
-            if curve is not None:
-                right.plot(curve["base"], curve["novel"], "-", color=colour, alpha=0.5, linewidth=1.2)
-            right.plot(row["last_base"], row["last_novel"], "o", color=colour, label=row["method"])
+            left.plot(seen, row.hm, "o-", color=colour, markersize=4, label=row.method)
+            if row.trade_off is not None:
+                right.plot(row.trade_off.base, row.trade_off.novel, "-", color=colour, alpha=0.5, linewidth=1.2)
+            right.plot(row.last_base, row.last_novel, "o", color=colour, label=row.method)
         left.set(xlabel="classes known", ylabel="harmonic mean (%)", xticks=seen, title="HM by session")
-        lowest = [min(row[name] for row in rows) - 5 for name in ("last_base", "last_novel")]
+        lowest = min(row.last_base for row in rows) - 5, min(row.last_novel for row in rows) - 5
         right.set(xlabel="base accuracy (%)", ylabel="novel accuracy (%)")
         right.set(xlim=(min(45, lowest[0]), None), ylim=(min(15, lowest[1]), None))
         right.set_title("trade-off after the last session")
         for axes in (left, right):
             axes.grid(alpha=0.3)
             axes.legend(frameon=False, fontsize=8)
+    return figure
 
 
-def trade_offs(rows: list[dict[str, Any]], others: list[dict[str, Any]], control: str, path: Path) -> None:
+def trade_offs(rows: list[Row], others: list[Row], control: str, path: Path) -> None:
     """Where all methods stand after the last session, with the control's whole curve; `others` have other features."""
     every = [*rows, *others]
-    with _picture(path, 1, (9, 6.5)) as axes:
-        curve = next((row["trade_off"] for row in rows if row["method"] == control), None)
+    with _picture(path, 1, (9, 6.5)) as (_, axes):
+        curve = next((row.trade_off for row in rows if row.method == control), None)
         if curve is not None:
-            axes.plot(
-                curve["base"], curve["novel"], "-", color="#999999", linewidth=1.5, label=f"{control} with any bias"
-            )
+            axes.plot(curve.base, curve.novel, "-", color="#999999", linewidth=1.5, label=f"{control} with any bias")
         for at, row in enumerate(every):
             colour = COLOURS[at % len(COLOURS)]
             inside = colour if at < len(rows) else "none"
-            axes.plot(row["last_base"], row["last_novel"], "o", color=colour, markerfacecolor=inside)
-        lowest = [min(row[name] for row in every) - 5 for name in ("last_base", "last_novel")]
+            axes.plot(row.last_base, row.last_novel, "o", color=colour, markerfacecolor=inside)
+        lowest = min(row.last_base for row in every) - 5, min(row.last_novel for row in every) - 5
         axes.set(
             xlabel="base accuracy (%)", ylabel="novel accuracy (%)", xlim=(lowest[0], None), ylim=(lowest[1], None)
         )
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
-        _name(axes, [(row["last_base"], row["last_novel"], row["method"]) for row in every])
+        _name(axes, [(row.last_base, row.last_novel, row.method) for row in every])
 
 
 def _name(axes: Any, points: list[tuple[float, float, str]]) -> None:

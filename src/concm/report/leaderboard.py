@@ -9,13 +9,12 @@ import tomllib
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
+from concm.evaluation.statistics import CONTROL, Printed, Row, Table
 from concm.files import write_whole
 from concm.methods import Choice, choose
 from concm.records import to_json
 from concm.report import figures
-from concm.report.bench import CONTROL
 from concm.training.recipe import Recipe
 
 MEASURED = ("AHM", "FA", "base", "PD", "last base / novel", "above the curve", "s", "MB", "parameters")
@@ -25,42 +24,38 @@ OURS = "concm"
 FAR = 3.0
 """Points of AHM from which on a difference from the paper needs words."""
 
-Found = dict[str, Any]
-"""A table of `concm bench`: one bank, its rows and the published ones."""
-Row = dict[str, Any]
 
-
-def write(path: Path, found: Found, others: list[Found]) -> list[Path]:
+def write(path: Path, found: Table, others: list[Table]) -> list[Path]:
     """The page, and its picture beside it; `others` are tables of other banks."""
     picture = path.with_suffix(".png")
-    elsewhere = [row for other in others for row in _own(other) if ":" not in row["method"]]
-    figures.trade_offs(found["rows"], elsewhere, CONTROL, picture)
+    elsewhere = [row for other in others for row in _own(other) if ":" not in row.method]
+    figures.trade_offs(found.rows, elsewhere, CONTROL, picture)
     write_whole(path, page(found, others, picture.name).encode())
     return [path, picture]
 
 
-def page(found: Found, others: list[Found], picture: str) -> str:
+def page(found: Table, others: list[Table], picture: str) -> str:
     """All of it, from what the bench measured."""
-    tuned = [other for other in others if not _base_session(other) and _own(other)]
-    owned = [other for other in others if _base_session(other) and _own(other)]
+    tuned = [other for other in others if not other.base_session and _own(other)]
+    owned = [other for other in others if other.base_session and _own(other)]
     plain = [other for other in others if not _own(other)]
-    same = [other for other in tuned if other["backbone"]["weights"] == found["backbone"]["weights"]]
+    same = [other for other in tuned if other.backbone["weights"] == found.backbone["weights"]]
     lines = [*_beginning(found, picture), *_shared(found), *_against(found, same)]
     if tuned:
         lines += _tuning(tuned)
     if owned or plain:
         lines += _with_own_base_session(owned, plain)
-    rows = [*found["rows"], *(row for other in [*tuned, *owned] for row in _own(other))]
+    rows = [*found.rows, *(row for other in [*tuned, *owned] for row in _own(other))]
     return "\n".join([*lines, *_beside_papers(found, rows), *_explained(rows), ""])
 
 
-def _beginning(found: Found, picture: str) -> list[str]:
-    cut = found["cut"]
+def _beginning(found: Table, picture: str) -> list[str]:
+    cut = found.cut
     return [
-        f"# Leaderboard: {found['scenario']}",
+        f"# Leaderboard: {found.scenario}",
         "",
-        f"{cut['base']} base classes, then {cut['sessions']} sessions of {cut['way']}-way {cut['shot']}-shot; means ± "
-        f"standard deviations of {found['draws']} draws of the shots, the same for every method. Settings are the "
+        f"{cut.base} base classes, then {cut.sessions} sessions of {cut.way}-way {cut.shot}-shot; means ± "
+        f"standard deviations of {found.draws} draws of the shots, the same for every method. Settings are the "
         "papers' or, where a method's file marks them so, chosen without test images. Published: the table of the "
         "ConCM paper, one draw, each method with a backbone of its own.",
         "",
@@ -73,13 +68,13 @@ def _beginning(found: Found, picture: str) -> list[str]:
     ]
 
 
-def _shared(found: Found) -> list[str]:
+def _shared(found: Table) -> list[str]:
     return [
         "## On one shared, frozen backbone",
         "",
         f"Features of one {_backbone(found)}; {_ran(found)}.",
         "",
-        *_table(found, found["rows"]),
+        *_table(found, found.rows),
         "",
         "s: one draw, all sessions with their evaluation. MB: what is kept of the data. Above the curve: "
         "points of novel accuracy over nearest class mean with any constant, at the method's own base accuracy; – "
@@ -88,44 +83,48 @@ def _shared(found: Found) -> list[str]:
     ]
 
 
-def _against(found: Found, same: list[Found]) -> list[str]:
+def _against(found: Table, same: list[Table]) -> list[str]:
     """ConCM against every other method that begins with the same backbone, said plainly."""
-    rows = {row["method"]: row for row in [*found["rows"], *(row for other in same for row in _own(other))]}
+    rows = {row.method: row for row in [*found.rows, *(row for other in same for row in _own(other))]}
     if OURS not in rows:
         return []
     ours = rows.pop(OURS)
-    others = [row for row in rows.values() if choose(row["method"]).entry.group != "reference"]
+    others = [row for row in rows.values() if choose(row.method).entry.group != "reference"]
     lines = ["## ConCM against every other that begins with this backbone", ""]
     for name, title in (("ahm", "AHM"), ("fa", "FA"), ("above_curve", "height above the curve")):
-        if ours[name] is None:
+        value = getattr(ours, name)
+        if value is None:
             continue
-        ranked = sorted((row for row in others if row[name] is not None), key=lambda row: -row[name])
-        better = [f"`{row['method']}` {_signed(row[name] - ours[name], 2)}" for row in ranked if row[name] > ours[name]]
-        worse = [f"`{row['method']}` {_signed(row[name] - ours[name], 2)}" for row in ranked if row[name] <= ours[name]]
+        leads = {row.method: getattr(row, name) - value for row in others if getattr(row, name) is not None}
+        ranked = sorted(leads.items(), key=lambda pair: -pair[1])
+        better, worse = (
+            [f"`{method}` {_signed(lead, 2)}" for method, lead in ranked if (lead > 0) == above]
+            for above in (True, False)
+        )
         beaten = f"above it: {', '.join(better)}" if better else "no method above it"
-        lines.append(f"- **{title} {ours[name]:.2f}**; {beaten}; not above it: {', '.join(worse) or 'none'}.")
+        lines.append(f"- **{title} {value:.2f}**; {beaten}; not above it: {', '.join(worse) or 'none'}.")
     return [*lines, "", "References, which see what no few-shot learner may, are left out here.", ""]
 
 
-def _tuning(tuned: list[Found]) -> list[str]:
+def _tuning(tuned: list[Table]) -> list[str]:
     lines = ["## That go on training the backbone", ""]
     for other in tuned:
         lines += [
             f"They begin with a copy of {_backbone(other)} and see pictures; {_ran(other)}.",
             "",
-            *_table(other, other["rows"]),
+            *_table(other, other.rows),
             "",
         ]
     return lines
 
 
-def _with_own_base_session(owned: list[Found], plain: list[Found]) -> list[str]:
+def _with_own_base_session(owned: list[Table], plain: list[Table]) -> list[str]:
     """Each on the backbone that its own base session trained, beside others on the same features."""
     heads = ("method", "base session", *MEASURED, *(f"`{name}` there" for name in (CONTROL, OURS)), PUBLISHED)
     lines = [
         "## With a base session of their own",
         "",
-        f"Each on the {[*owned, *plain][0]['backbone']['name']} that its own base session trained, so rows differ by "
+        f"Each on the {[*owned, *plain][0].backbone['name']} that its own base session trained, so rows differ by "
         "more than the method; `ncm` and `concm` on the same features stand beside it (AHM), and its curve is that of "
         "`ncm` on all that the backbone reads, turned pictures included. In brackets: where the schedule is not that "
         f"of the method's file. {_ahead(owned)}",
@@ -133,27 +132,27 @@ def _with_own_base_session(owned: list[Found], plain: list[Found]) -> list[str]:
         _line(*heads),
         "|---" * len(heads) + "|",
     ]
-    for other in sorted(owned, key=lambda other: -max(row["ahm"] for row in _own(other))):
-        for row in sorted(_own(other), key=lambda row: -row["ahm"]):
+    for other in sorted(owned, key=lambda other: -max(row.ahm for row in _own(other))):
+        for row in sorted(_own(other), key=lambda row: -row.ahm):
             cells = [*_cells(row), *(_ahm(other, name) for name in (CONTROL, OURS)), _published(other, row)]
-            lines.append(_line(f"`{row['method']}`", _schedule(other), *cells))
+            lines.append(_line(f"`{row.method}`", _schedule(other), *cells))
     for other in plain:
-        row = next(row for row in other["rows"] if row["method"] == CONTROL)
+        row = next(row for row in other.rows if row.method == CONTROL)
         cells = [*_cells(row), *(_ahm(other, name) for name in (CONTROL, OURS)), "control"]
         lines.append(_line(f"`{CONTROL}`", f"ours: {_varied(other)}", *cells))
     return [*lines, ""]
 
 
-def _ahead(owned: list[Found]) -> str:
+def _ahead(owned: list[Table]) -> str:
     """Whether ConCM is above the methods on their own features."""
-    pairs = [(row, ours) for other in owned for row in _own(other) for ours in other["rows"] if ours["method"] == OURS]
-    ahead = [row["method"] for row, ours in pairs if ours["ahm"] > row["ahm"]]
-    behind = [f"`{row['method']}`" for row, ours in pairs if ours["ahm"] <= row["ahm"]]
+    pairs = [(row, ours) for other in owned for row in _own(other) for ours in other.rows if ours.method == OURS]
+    ahead = [row.method for row, ours in pairs if ours.ahm > row.ahm]
+    behind = [f"`{row.method}`" for row, ours in pairs if ours.ahm <= row.ahm]
     said = f"On their own features ConCM has the higher AHM in {len(ahead)} of {len(pairs)} cases"
     return f"{said}; not against {', '.join(behind)}." if behind else f"{said}."
 
 
-def _beside_papers(found: Found, rows: list[Row]) -> list[str]:
+def _beside_papers(found: Table, rows: list[Row]) -> list[str]:
     """Where a measured figure is far from its paper's, and why."""
     heads = ("method", "AHM here − there", "FA here − there", "why")
     control = _ahm(found, CONTROL)
@@ -166,26 +165,26 @@ def _beside_papers(found: Found, rows: list[Row]) -> list[str]:
         _line(*heads),
         "|---" * len(heads) + "|",
     ]
-    for row in sorted(rows, key=lambda row: row["method"]):
+    for row in sorted(rows, key=lambda row: row.method):
         printed = _printed(found, row)
         if printed is None:
             continue
-        off = row["ahm"] - printed["ahm"]
-        words = remarks(found["scenario"]).get(row["method"])
+        off = row.ahm - (printed.ahm or 0)
+        words = remarks(found.scenario).get(row.method)
         if abs(off) < FAR:
             words = words or f"as published, within {FAR:g} points of AHM"
-        cells = (_signed(off, 1), _signed(row["fa"] - printed["fa"], 1), words or "not reproduced")
-        lines.append(_line(f"`{row['method']}`", *cells))
+        cells = (_signed(off, 1), _signed(row.fa - (printed.fa or 0), 1), words or "not reproduced")
+        lines.append(_line(f"`{row.method}`", *cells))
     return [*lines, ""]
 
 
 def _explained(rows: list[Row]) -> list[str]:
     heads = ("method", "paper", "group", "needs", "here")
     lines = ["## What each one is, needs and leaves out", "", _line(*heads), "|---" * len(heads) + "|"]
-    for row in sorted(rows, key=lambda row: row["method"]):
-        choice = choose(row["method"])
+    for row in sorted(rows, key=lambda row: row.method):
+        choice = choose(row.method)
         entry, needs = choice.entry, ", ".join(choice.needs) or "nothing more"
-        lines.append(_line(f"`{row['method']}`", entry.paper, entry.group, needs, _here(choice)))
+        lines.append(_line(f"`{row.method}`", entry.paper, entry.group, needs, _here(choice)))
     return lines
 
 
@@ -196,26 +195,21 @@ def remarks(scenario: str) -> dict[str, str]:
     return dict(data.get(scenario, {}))
 
 
-def _own(found: Found) -> list[Row]:
+def _own(found: Table) -> list[Row]:
     """The rows for whose sake a bank was made: of the method whose base session it is, or that train its backbone."""
     groups = ("own base session", "updates the backbone")
-    return [row for row in found["rows"] if choose(row["method"]).entry.group in groups]
+    return [row for row in found.rows if choose(row.method).entry.group in groups]
 
 
-def _base_session(found: Found) -> str | None:
-    name: str | None = ((found["training"] or {}).get("recipe") or {}).get("method")
-    return name
+def _backbone(found: Table) -> str:
+    return f"{found.backbone['name']} (weights `{found.backbone['weights']}`, base session: {_schedule(found)})"
 
 
-def _backbone(found: Found) -> str:
-    return f"{found['backbone']['name']} (weights `{found['backbone']['weights']}`, base session: {_schedule(found)})"
-
-
-def _schedule(found: Found) -> str:
-    recipe = (found["training"] or {}).get("recipe")
+def _schedule(found: Table) -> str:
+    recipe = found.recipe
     if not recipe:
         return "ready-made"
-    name, changed = _base_session(found), ""
+    name, changed = found.base_session, ""
     objective = choose(name).entry.objective if name else None
     if objective is not None:
         full = to_json(objective.schedule)
@@ -224,42 +218,43 @@ def _schedule(found: Found) -> str:
     return f"{recipe['epochs']} epochs{changed}"
 
 
-def _varied(found: Found) -> str:
+def _varied(found: Table) -> str:
     """What a base session of ours had otherwise than by default."""
-    recipe = (found["training"] or {}).get("recipe") or {}
+    recipe = found.recipe
     default = to_json(Recipe())
     return ", ".join(f"{key} {recipe[key]}" for key in default if key in recipe and recipe[key] != default[key])
 
 
-def _ran(found: Found) -> str:
+def _ran(found: Table) -> str:
     """Where, and how many at a time: what seconds mean."""
-    at_once = found.get("at_once")
-    return f"measured on {found['rows'][0]['device']}" + (f", {at_once} runs at a time" if at_once else "")
+    at_once = found.at_once
+    return f"measured on {found.rows[0].device}" + (f", {at_once} runs at a time" if at_once else "")
 
 
-def _table(found: Found, rows: list[Row]) -> list[str]:
+def _table(found: Table, rows: list[Row]) -> list[str]:
     lines = [_line("method", *MEASURED, PUBLISHED), "|---" * (len(MEASURED) + 2) + "|"]
-    for row in sorted(rows, key=lambda row: -row["ahm"]):
-        lines.append(_line(f"`{row['method']}`", *_cells(row), _published(found, row)))
+    for row in sorted(rows, key=lambda row: -row.ahm):
+        lines.append(_line(f"`{row.method}`", *_cells(row), _published(found, row)))
     return lines
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     return (
-        f"{row['ahm']:.2f} ± {row['ahm_std']:.2f}",
-        f"{row['fa']:.2f} ± {row['fa_std']:.2f}",
-        f"{row['base_acc']:.2f}",
-        f"{row['pd']:.2f}",
-        f"{row['last_base']:.1f} / {row['last_novel']:.1f}",
-        "–" if row["above_curve"] is None else _signed(row["above_curve"], 1),
-        f"{row['seconds']:.1f}",
-        f"{row['memory_bytes'] / 1e6:.1f}",
-        f"{row['parameters']:,.0f}",
+        f"{row.ahm:.2f} ± {row.ahm_std:.2f}",
+        f"{row.fa:.2f} ± {row.fa_std:.2f}",
+        f"{row.base_acc:.2f}",
+        f"{row.pd:.2f}",
+        f"{row.last_base:.1f} / {row.last_novel:.1f}",
+        "–" if row.above_curve is None else _signed(row.above_curve, 1),
+        f"{row.seconds:.1f}",
+        "–" if row.memory_bytes is None else f"{row.memory_bytes / 1e6:.1f}",
+        "–" if row.parameters is None else f"{row.parameters:,.0f}",
     )
 
 
-def _ahm(found: Found, method: str) -> str:
-    return next((f"{row['ahm']:.2f}" for row in found["rows"] if row["method"] == method), "not run")
+def _ahm(found: Table, method: str) -> str:
+    row = found.row(method)
+    return "not run" if row is None else f"{row.ahm:.2f}"
 
 
 def _signed(value: float, digits: int) -> str:
@@ -275,17 +270,17 @@ def _key(name: str) -> str:
     return ALIASES.get(plain, plain)
 
 
-def _printed(found: Found, row: Row) -> dict[str, Any] | None:
+def _printed(found: Table, row: Row) -> Printed | None:
     """The published row of a method in its published form."""
-    rows = {_key(entry["method"]): entry for entry in found["published"]}
-    return None if ":" in row["method"] else rows.get(_key(row["method"]))
+    rows = {_key(entry.method): entry for entry in found.published}
+    return None if ":" in row.method else rows.get(_key(row.method))
 
 
-def _published(found: Found, row: Row) -> str:
+def _published(found: Table, row: Row) -> str:
     entry = _printed(found, row)
     if entry is None:
         return "no row"
-    return f"{entry['ahm']} / {entry['fa']} ({entry['base_acc']}; {entry['backbone'] or 'not said'})"
+    return f"{entry.ahm} / {entry.fa} ({entry.base_acc}; {entry.backbone or 'not said'})"
 
 
 def _here(choice: Choice) -> str:

@@ -12,12 +12,10 @@ from rich.table import Table
 from concm.backbones import Backbone
 from concm.backbones.encoder import Encoder
 from concm.data.scenarios import Scenario
-from concm.evaluation.controls import METRICS, nearest_mean
+from concm.evaluation.controls import METRICS
+from concm.evaluation.results import Figures
 from concm.features.bank import Bank
-from concm.features.sessions import draw, published
 from concm.methods import Entry
-from concm.progress import track
-from concm.report.figures import by_session
 from concm.semantics.semantics import Meaning
 
 out = Console(highlight=False, soft_wrap=True, emoji=False)
@@ -93,29 +91,25 @@ def show_run(encoder: Encoder, path: Path) -> None:
     )
 
 
-def show_bank(
-    bank: Bank, *, draws: int = 5, seed: int = 0, splits: Path | None = None, figure: Path | None = None
-) -> None:
-    """What a bank holds, and nearest-class-mean accuracy by session over several draws, also as a picture."""
-    s = bank.scenario
+def show_bank(bank: Bank) -> None:
+    """What a bank holds."""
+    s, encoder = bank.scenario, bank.encoder
     say(f"{s.name}: {s.base} base classes, then {s.sessions} sessions of {s.way}-way {s.shot}-shot")
-    mirror = ", averaged with the mirror image" if bank.encoder["mirror"] else ""
-    say(f"backbone {bank.encoder['name']} ({bank.encoder['weights']}), {bank.dimension} dimensions{mirror}")
-    for name, part in (("base", bank.base), ("novel", bank.novel), ("test", bank.test)):
+    mirror = ", averaged with the mirror image" if encoder.mirror else ""
+    say(f"backbone {encoder.name} ({encoder.weights}), {bank.dimension} dimensions{mirror}")
+    for name, part in bank.parts.items():
         views = f", {part.views.shape[1]} views each" if part.views is not None else ""
         say(f"  {name:5} {len(part.labels):6} images of {len(set(part.labels.tolist())):4} classes{views}")
-    chosen = [published(bank, splits)] if splits else [draw(bank, seed + at) for at in range(draws)]
-    rows = nearest_mean(bank, track(chosen, "nearest class mean"))
-    source = f"shots of {splits}" if splits else f"mean ± spread of {draws} draws"
+
+
+def show_nearest_mean(scenario: Scenario, runs: list[list[Figures]], source: str) -> None:
+    """Accuracy of nearest class mean by session, over several draws of the shots."""
     table = ruled("session", "classes", "all", "base", "novel", "HM", title=f"\nnearest class mean, {source}")
-    for index in range(s.sessions + 1):
+    for index in range(scenario.sessions + 1):
         cells = []
         for metric in METRICS:
-            values = np.array([row[index][metric] for row in rows])
+            values = np.array([getattr(run[index], metric) for run in runs])
             novel_only = metric in ("acc_novel", "hm")
             cells.append("" if index == 0 and novel_only else f"{values.mean():.2f} ± {values.std():.2f}")
-        table.add_row(str(index), str(s.seen(index)), *cells)
+        table.add_row(str(index), str(scenario.seen(index)), *cells)
     print_whole(table)
-    if figure is not None:
-        by_session(s, rows, figure, f"{s.name}, nearest class mean, {bank.encoder['name']}")
-        say(f"wrote {figure}")

@@ -1,4 +1,4 @@
-"""Progress for long jobs, on standard error: a live bar in a terminal, a line now and then in a log."""
+"""Progress of long jobs, on standard error: a live bar in a terminal, a line now and then in a log, or nothing."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from rich.progress import (
 )
 
 T = TypeVar("T")
+_shown = False
 SECONDS_BETWEEN_LINES = 10.0
 _console = Console(stderr=True)
 
@@ -48,6 +49,12 @@ class _Lines(Progress):
             sys.stderr.write(line.rstrip() + "\n")
 
 
+def show(on: bool = True) -> None:
+    """Show the progress of long jobs on standard error, or keep it to oneself; a library is silent unless asked."""
+    global _shown
+    _shown = on
+
+
 def first_process() -> bool:
     """Whether to speak: of several processes that do the same, one is enough."""
     return os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("NODE_RANK", "0") == "0"
@@ -55,6 +62,8 @@ def first_process() -> bool:
 
 def bar(*, transient: bool = True) -> Progress:
     """A display of tasks, each with a `note` of its own beside the time that is left."""
+    if not _shown:
+        return Progress(disable=True)
     if not sys.stderr.isatty() or not first_process():
         return _Lines()
     return Progress(

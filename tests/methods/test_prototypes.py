@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 
 import pytest
@@ -205,9 +204,16 @@ def test_a_new_class_whose_shots_look_like_a_base_class_is_given_more_room():
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["teen:alpha=1.5", "teen:tau=-1", "imprint:scale=0", "imprint:base.batch=0", "adbs:steps=-1", "adbs:base.lr=0"],
+    ("words", "sentence"),
+    [
+        ("teen:alpha=1.5", "setting alpha must be at least 0 and at most 1, not 1.5"),
+        ("teen:tau=-1", "setting tau must be at least 0, not -1"),
+        ("imprint:scale=0", "setting scale must be more than 0, not 0"),
+        ("imprint:base.batch=0", "setting batch must be at least 1, not 0"),
+        ("adbs:steps=-1", "setting steps must be at least 0, not -1"),
+        ("adbs:base.lr=0", "setting lr must be more than 0, not 0"),
+    ],
 )
-def test_settings_that_make_no_sense_are_refused(words):
-    with pytest.raises(Misuse, match=rf"setting {re.split('[:.=]', words)[-2]} must be"):
+def test_settings_that_make_no_sense_are_refused(words, sentence):
+    with pytest.raises(Misuse, match=sentence):
         choose(words)

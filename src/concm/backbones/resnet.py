@@ -169,7 +169,7 @@ def load_torchvision(network: ResNet, weights: str) -> None:
         try:
             from torchvision.models import ResNet18_Weights
         except ImportError as error:
-            raise ConcmError("--weights torchvision needs torchvision; give the state dict's file instead") from error
+            raise ConcmError("`weights=torchvision` needs torchvision; give the state dict's file instead") from error
         state = dict(ResNet18_Weights.DEFAULT.get_state_dict())
     else:
         try:

@@ -102,7 +102,7 @@ class Lesson:
 
 def _skipped(sentence: str, broken: Broken) -> str:
     if broken == "refuse":
-        raise ConcmError(f"{sentence}; remove it, or add --broken skip")
+        raise ConcmError(f'{sentence}; remove it, or say `broken="skip"`')
     return f"skipped: {sentence}"
 
 

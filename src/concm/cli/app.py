@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 from cyclopts import App, CycloptsError
 
-from concm import __version__
+from concm import __version__, progress
 from concm.cli import base, bench, lists, photos
-from concm.cli.options import complain
+from concm.cli.options import complain, in_options
 from concm.errors import ConcmError
 
 app = App(
@@ -27,14 +28,27 @@ for command in (
     app.command(command)
 
 
+class _Lines(logging.Handler):
+    """What the library logs, as lines on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line."""
+        complain(record.getMessage())
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line: a user's mistake becomes one sentence and an exit code of 1 or 2."""
+    logger = logging.getLogger("concm")
+    if not any(isinstance(handler, _Lines) for handler in logger.handlers):
+        logger.addHandler(_Lines())
+    logger.setLevel(logging.INFO)
+    progress.show()
     try:
         app(arguments, exit_on_error=False, print_error=True)
     except CycloptsError:
         sys.exit(2)
     except ConcmError as error:
-        complain(str(error))
+        complain(in_options(str(error), app))
         sys.exit(error.code)
     except KeyboardInterrupt:
         complain("interrupted; nothing half-written was left behind")

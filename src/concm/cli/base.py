@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from concm.cli.options import Machine, Pictures, changes, given
+from concm.cli.options import Machine, PictureOptions, changes, given, resume_command
 from concm.errors import Misuse, at_least
 from concm.training.recipe import Recipe, Schedule
 
@@ -22,7 +22,7 @@ else:
 def train(
     scenario: str,
     *,
-    pictures: Pictures,
+    pictures: PictureOptions,
     out: Path = Path("runs/base"),
     backbone: str = "resnet12",
     method: str | None = None,
@@ -67,7 +67,7 @@ def train(
     from concm.features.sessions import draw
     from concm.methods import choose
     from concm.report import tables as text
-    from concm.training.loop import BaseRun
+    from concm.training.loop import BaseRun, Interrupted
 
     machine.accelerator()
     if weights not in (None, "torchvision") and not Path(str(weights)).is_file():
@@ -88,7 +88,10 @@ def train(
         resident=False if stream else None,
         tensorboard=tensorboard,
     )
-    encoder = session.run(resume=resume)
+    try:
+        encoder = session.run(resume=resume)
+    except Interrupted as error:
+        raise Interrupted(f"{error}; go on with: {resume_command()}") from error
     bank = extract(encoder, session.dataset, fabric)
     if fabric.is_global_zero:
         text.show_run(encoder, out / "backbone.safetensors")
@@ -100,7 +103,7 @@ def train(
 def features(
     scenario: str,
     *,
-    pictures: Pictures,
+    pictures: PictureOptions,
     backbone: str,
     out: Path,
     machine: Machine = Machine(),  # noqa: B008
@@ -158,7 +161,7 @@ def features(
         dataset = dataset.validation(seed=_validation_seed(encoder.meta))
     fabric = machine.fabric()
     if novel_limit is not None and dataset.scenario.sessions:
-        at_least(dataset.scenario.shot, **{"novel-limit": novel_limit})
+        at_least(dataset.scenario.shot, novel_limit=novel_limit)
     bank = extract(
         encoder,
         dataset,

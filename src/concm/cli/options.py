@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from concm.errors import Misuse, at_least
 
@@ -23,9 +25,37 @@ def complain(sentence: str) -> None:
     sys.stderr.write(f"concm: {sentence}\n")
 
 
+def in_options(sentence: str, app: App) -> str:
+    """A library's sentence, in which arguments stand in backquotes, as one about the options of this command line."""
+    commands = [app[name] for name in app if not name.startswith("-")]
+    known = {option for command in commands if command.default_command for option in _options(command)}
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        if name not in known:
+            return found.group(0)
+        words = f"--{name.replace('_', '-')}"
+        return words if value is None else f"{words} {value.strip(chr(34))}"
+
+    return re.sub(r"`([a-z_]+)(?:=([^`]+))?`", option, sentence)
+
+
+def _options(command: App) -> list[str]:
+    """The names of a command's options, as its function has them."""
+    words = [word for item in command.assemble_argument_collection() for word in item.names]
+    return [word.removeprefix("--").replace("-", "_") for word in words]
+
+
+def resume_command() -> str:
+    """The command that was typed, with --resume."""
+    program = Path(sys.argv[0]).name
+    words = [*(["python", "-m", "concm"] if program == "__main__.py" else [program]), *sys.argv[1:]]
+    return shlex.join(words if "--resume" in words else [*words, "--resume"])
+
+
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Pictures:
+class PictureOptions:
     """Which pictures, cut into which sessions."""
 
     data: Path
@@ -56,17 +86,17 @@ class Pictures:
         from concm.data import dataset, scenarios, sources
         from concm.progress import first_process
 
-        at_least(1, **{"image-size": self.image_size})
+        at_least(1, image_size=self.image_size)
         if name == "folder":
             if self.base is None:
-                raise Misuse("scenario folder needs --base: how many of the class folders are the base classes")
+                raise Misuse("scenario folder needs `base`: how many of the class folders are the base classes")
             keys = set(sources.find_source(self.data, splits=self.splits).train.keys)
             scenario = scenarios.of_folder(
                 keys, base=self.base, way=self.way or 5, shot=self.shot or 5, size=self.image_size
             )
         else:
             if self.base is not None:
-                raise Misuse(f"--base goes with scenario folder; {name} has its own base classes")
+                raise Misuse(f"`base` goes with scenario folder; {name} has its own base classes")
             scenario = scenarios.load_scenario(name)
         scenario = scenario.vary(way=self.way, shot=self.shot, sessions=self.sessions)
         found, complaints = dataset.load_dataset(

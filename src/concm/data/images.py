@@ -10,6 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -23,7 +24,6 @@ from concm.progress import track
 
 Broken = Literal["refuse", "skip"]
 MAX_PIXELS = 89_000_000
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # refused below, with a sentence
 PIXELS_VERSION = 2
 """Of the pixels that decoding gives; to be raised when they change."""
 _ELSEWHERE = "; set CONCM_CACHE to a folder elsewhere"
@@ -45,9 +45,16 @@ def cache_folder() -> Path:
     return Path(os.environ.get("CONCM_CACHE") or Path(home, "concm"))
 
 
+@cache
+def _refused_here() -> None:
+    """Pillow's warning of huge pictures is no news to anybody: they are refused below, with a sentence."""
+    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
 def decode(data: bytes | Path | Image.Image, side: int) -> NDArray[np.uint8]:
     """The central square of a picture at `side` pixels, (side, side, 3): EXIF-upright, any mode as RGB."""
     name = str(data) if isinstance(data, Path) else "this picture"
+    _refused_here()
     try:
         if isinstance(data, Image.Image):
             return _pixels(data, name, side)
@@ -183,7 +190,7 @@ def _read(file: Path, notes: Path) -> tuple[NDArray[np.uint8], dict[int, str]] |
 
 
 def _refusal(why: str) -> ConcmError:
-    return ConcmError(f"{why}; remove it, or add --broken skip")
+    return ConcmError(f'{why}; remove it, or say `broken="skip"`')
 
 
 def _decode_all(

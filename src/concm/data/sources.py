@@ -48,7 +48,7 @@ class Source:
 def find_source(root: Path, *, splits: Path | None = None, test_share: float = 0.2, seed: int = 0) -> Source:
     """Recognise the layout under `root`: cifar-100-python, CUB-200-2011, mini-ImageNet or class folders."""
     if not root.is_dir():
-        raise ConcmError(f"no data folder at {root}; --data takes the folder that holds the pictures")
+        raise ConcmError(f"no data folder at {root}; `data` takes the folder that holds the pictures")
     for folder in (root, root / "cifar-100-python"):
         if (folder / "train").is_file() and (folder / "test").is_file():
             return _cifar(folder)

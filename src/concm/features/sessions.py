@@ -107,7 +107,7 @@ def published(bank: Bank, splits: Path) -> Shots:
     for session in range(1, bank.scenario.sessions + 1):
         file = splits / f"session_{session + 1}.txt"
         if not file.is_file():
-            raise ConcmError(f"no index list at {file}; --splits takes the folder that holds session_2.txt and on")
+            raise ConcmError(f"no index list at {file}; `splits` takes the folder that holds session_2.txt and on")
         for line in file.read_text().split():
             rows = find(line)
             if len(rows) != 1:

@@ -28,7 +28,7 @@ class Feed:
         self.resident = _fits(images, device) if resident is None else resident
         self._pixels: Tensor | None = None
         if self.resident:
-            with enough_memory("the pictures do not fit into memory: add --stream"):
+            with enough_memory("the pictures do not fit into memory: read them with `stream`"):
                 self._pixels = torch.from_numpy(images.pixels[images.rows]).to(device)
 
     def batches(self, order: Iterable[NDArray[np.int64]]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -59,7 +57,7 @@ class Log:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError as error:
-                raise Misuse("--tensorboard needs the package tensorboard: pip install tensorboard") from error
+                raise Misuse("`tensorboard` needs the package tensorboard: pip install tensorboard") from error
             self.board = SummaryWriter(str(out / "tensorboard"))
 
     def __enter__(self) -> None:
@@ -117,10 +115,3 @@ def interruptible() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def resume_command() -> str:
-    """The command that was typed, with --resume."""
-    program = Path(sys.argv[0]).name
-    words = [*(["python", "-m", "concm"] if program == "__main__.py" else [program]), *sys.argv[1:]]
-    return shlex.join(words if "--resume" in words else [*words, "--resume"])

@@ -28,7 +28,7 @@ from concm.records import to_json
 from concm.training import checkpoint
 from concm.training.distributed import GlobalBatchNorm2d
 from concm.training.feed import Feed
-from concm.training.log import Log, Meter, interruptible, resume_command
+from concm.training.log import Log, Meter, interruptible
 from concm.training.objective import Objective, Stage, TwoViews
 from concm.training.recipe import Recipe, Schedule
 
@@ -119,7 +119,7 @@ class BaseRun:
                         state = {**identity, "step": done, "seconds": meter.seconds}
                         checkpoint.save(file, model, optimizer, state)
                     if stopping:
-                        raise Interrupted(f"interrupted at step {done} of {steps}; go on with: {resume_command()}")
+                        raise Interrupted(f"interrupted at step {done} of {steps}")
         return self._finish(model, meter.row(steps, fabric.all_reduce), file)
 
     def _fingerprint(self) -> str:

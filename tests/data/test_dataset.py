@@ -98,7 +98,7 @@ def test_a_folder_of_quite_other_classes_is_refused(tmp_path, layout):
 
 def test_a_class_with_too_few_shots_is_named_with_the_number_it_has(tmp_path):
     write_data(tmp_path, {"ant": 5, "bee": 5, "cat": 5, "dog": 2})
-    with pytest.raises(ConcmError, match=r"class 'dog' has 2 training pictures, .* takes 5 shots: .*--shot"):
+    with pytest.raises(ConcmError, match=r"class 'dog' has 2 training pictures, .* takes 5 shots: .*`shot`"):
         load_dataset(scenario_of("ant", "bee", "cat", "dog", shot=5), tmp_path)
 
 
@@ -255,7 +255,7 @@ def test_validation_depends_on_the_seed_alone():
 
 
 def test_validation_needs_base_classes_to_be_left():
-    with pytest.raises(Misuse, match="--base must be at least 2"):
+    with pytest.raises(Misuse, match="`base` must be at least 2"):
         in_memory().validation(novel=8)
 
 

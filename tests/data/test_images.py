@@ -323,7 +323,7 @@ def test_a_report_from_the_cache_names_the_file_that_was_asked_for(tmp_path, cac
 def test_refusing_names_the_file_and_leaves_nothing_half_written(tmp_path, cache):
     paths = write_folder(tmp_path / "data", 4)
     paths[2].write_text("not a picture")
-    with pytest.raises(ConcmError, match=rf"{paths[2]} .*--broken skip"):
+    with pytest.raises(ConcmError, match=rf'{paths[2]} .*`broken="skip"`'):
         cached(paths, 8, "refuse")
     assert leftovers(cache) == []
 

@@ -149,9 +149,9 @@ def test_small_pictures_are_not_scaled_before_the_crop_and_large_ones_are():
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"shot": 0}, "--shot must be at least 1, not 0"),
-        ({"way": 0}, "--way must be at least 1, not 0"),
-        ({"way": -5}, "--way must be at least 1, not -5"),
+        ({"shot": 0}, "`shot` must be at least 1, not 0"),
+        ({"way": 0}, "`way` must be at least 1, not 0"),
+        ({"way": -5}, "`way` must be at least 1, not -5"),
         ({"sessions": 9}, "40 novel classes make 8 sessions of 5-way, not 9"),
         ({"sessions": -1}, "not -1"),
         ({"way": 2, "sessions": 21}, "20 sessions of 2-way, not 21"),
@@ -162,7 +162,9 @@ def test_an_impossible_variant_is_refused(asked, words):
         scenarios.load_scenario("cifar100").vary(**asked)
 
 
-@pytest.mark.parametrize(("base", "words"), [(4, "--base 4, but there are only 3 classes"), (1, "at least 2, not 1")])
+@pytest.mark.parametrize(
+    ("base", "words"), [(4, "`base` is 4, but there are only 3 classes"), (1, "at least 2, not 1")]
+)
 def test_an_impossible_number_of_base_classes_is_refused(base, words):
     with pytest.raises(Misuse, match=words):
         folder_of(3, base=base)

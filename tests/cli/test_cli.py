@@ -78,7 +78,7 @@ def test_the_help_names_every_command(capsys):
 
 def test_help_imports_nothing_slow():
     program = (
-        "import sys\nfrom concm.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "import sys\nfrom concm.cli.app import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
         "slow = ('torch', 'lightning_fabric', 'matplotlib', 'numpy.testing')\n"
         "sys.stderr.write(','.join(name for name in slow if name in sys.modules))"
     )
@@ -137,7 +137,7 @@ def test_a_folder_becomes_a_bank_that_can_be_shown(data, backbone, tmp_path, cap
     assert call(*features(data, backbone, file, "--precision", precision, *limits)) == 0
     assert f"wrote {file}" in capsys.readouterr().out
     bank = banks.Bank.load(file)
-    assert bank.card["precision"] == precision
+    assert bank.card.precision == precision
     assert torch.bincount(bank.base.labels).tolist() == [3] * 4
     assert torch.bincount(bank.novel.labels).tolist() == [0] * 4 + [6] * 2
     assert bank.base.views.shape == (12, 2, 64)
@@ -221,7 +221,7 @@ def test_a_class_with_fewer_pictures_than_shots_is_named(data, backbone, tmp_pat
 @pytest.mark.parametrize(
     ("option", "value", "code", "why"),
     [
-        ("--base", 7, 2, "--base 7, but there are only 6 classes"),
+        ("--base", 7, 2, "--base is 7, but there are only 6 classes"),
         ("--base", 1, 2, "--base must be at least 2"),
         ("--way", 0, 2, "--way must be at least 1"),
         ("--backbone", "resnet12", 2, "resnet12 comes without weights"),
@@ -295,9 +295,7 @@ def test_a_truncated_bank_is_refused(tmp_path, capsys):
 
 def test_published_shots_that_are_not_there_are_refused(tmp_path, capsys):
     file = tmp_path / "bank.safetensors"
-    bank = make_bank()
-    bank.encoder.update(weights="none", mirror=False)
-    bank.save(file)
+    make_bank().save(file)
     said = refusal(capsys, "bank", file, "--splits", tmp_path, code=1)
     assert said.startswith(f"no index list at {tmp_path / 'session_2.txt'}")
 

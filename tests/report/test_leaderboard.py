@@ -9,7 +9,7 @@ from PIL import Image
 
 from concm.evaluation.results import ClassMeans, Curve, Cut
 from concm.evaluation.statistics import Printed, Row, Table
-from concm.methods.closer import Closer
+from concm.methods.closer import SpreadAndCloseness
 from concm.records import to_json
 from concm.report import leaderboard
 from concm.training.recipe import Recipe
@@ -58,7 +58,7 @@ def table(*rows: Row, recipe: dict | None = None, weights: str = "abc") -> Table
 SHARED = table(
     row("concm", 61.0, 60.0, 2.0), row("teen", 51.0, 60.5, 0.5), row("orco", 58.0, 52.0, None), row("ncm", 49.0)
 )
-CLOSER = {"method": "closer", **to_json(Closer.schedule), "epochs": 100}
+CLOSER = {"method": "closer", **to_json(SpreadAndCloseness.schedule), "epochs": 100}
 OWN = table(row("closer", 47.0), row("ncm", 47.0), row("concm", 55.0), recipe=CLOSER)
 
 

@@ -50,7 +50,31 @@ Given = str | os.PathLike[str] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a photo shows: `label` ("unknown" if it is like no known class), the best guesses, and who says so."""
+    """What a photo shows, according to one version of a classifier.
+
+    Attributes
+    ----------
+    label
+        The class, or "unknown" if the photo is like none that is known.
+    score
+        The probability of the best guess.
+    top
+        The best guesses with their probabilities.
+    unknown
+        Whether the photo was called unknown.
+    novel
+        Whether the best guess is a class that was learned after the base classes.
+    version
+        The version of the classifier that said so.
+    photo
+        What the photo is called: its path, or its place among those given.
+
+    Examples
+    --------
+    >>> import concm
+    >>> concm.Prediction("okapi", 0.9, [("okapi", 0.9), ("zebra", 0.1)], False, True, 2, "x.jpg").label
+    'okapi'
+    """
 
     label: str
     score: float
@@ -76,7 +100,37 @@ class _Known:
 
 
 class Classifier:
-    """A classifier that lives in a folder; it is opened if it exists, and made by `fit` if it does not."""
+    """A photo classifier that lives in a folder; it is opened if it exists, and made by `fit` if it does not.
+
+    Parameters
+    ----------
+    path
+        The folder that holds all that the classifier knows.
+    backbone
+        The frozen network that sees the photos: one that comes with weights (see `concm backbones`), a run folder of
+        `concm train`, or `package.module:factory`. A store knows its own; only code of yours must be named each time.
+    device
+        Where it computes; a GPU if there is one, unless you say otherwise.
+    seed
+        Seed of all random choices.
+    wait
+        Seconds to wait for another process that is changing the store.
+    waiting
+        A function that is called when such a wait begins.
+
+    Examples
+    --------
+    >>> import numpy, concm
+    >>> random = numpy.random.default_rng(0)
+    >>> def photos(colour, count=5):
+    ...     return [(colour + random.integers(0, 60, (64, 64, 3))).astype("uint8") for _ in range(count)]
+    >>> zoo = concm.Classifier("zoo")
+    >>> zoo = zoo.fit({"red": photos([190, 0, 0]), "blue": photos([0, 0, 190])})
+    >>> zoo = zoo.learn({"green": photos([0, 190, 0])})
+    >>> zoo.predict(photos([0, 190, 0], 1), unknown_rate=0)[0].label
+    'green'
+    >>> zoo.close()
+    """
 
     def __init__(
         self,
@@ -88,7 +142,6 @@ class Classifier:
         wait: float = 60.0,
         waiting: Callable[[], None] | None = None,
     ) -> None:
-        """`wait`: seconds to wait for another process that is learning; `waiting` is called when that begins."""
         self.path = Path(path)
         self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
         if device == "cuda" and self.device == "cpu":

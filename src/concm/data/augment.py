@@ -12,7 +12,21 @@ import torch
 from torch import Tensor
 
 RANDOMS = 14
-"""How many uniform numbers one view of one picture takes."""
+"""How many uniform numbers one view of one picture has; views leave the last ones to objectives."""
+
+
+class Weak:
+    """Columns of the random numbers that a weak view uses."""
+
+    TOP, LEFT, MIRROR, CENTRE_Y, CENTRE_X = range(5)
+
+
+class Strong:
+    """Columns of the random numbers that a strong view uses."""
+
+    AREA, ASPECT, TOP, LEFT, MIRROR, SHAKEN = range(6)
+    BRIGHTNESS_CONTRAST_SATURATION = slice(6, 9)
+    GREY = 9
 
 
 def crop(pixels: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, mirror: Tensor, size: int) -> Tensor:
@@ -49,36 +63,37 @@ def weak(pixels: Tensor, random: Tensor, size: int) -> Tensor:
     slack = pixels.shape[1] - size
     pad = size // 8 if slack < size // 8 else 0
     span = slack + 2 * pad
-    top, left = ((random[:, at] * (span + 1)).floor() - pad for at in (0, 1))
+    top, left = ((random[:, at] * (span + 1)).floor() - pad for at in (Weak.TOP, Weak.LEFT))
     full = torch.full_like(top, size)
-    return crop(pixels, top, left, full, full, random[:, 2] < 0.5, size)
+    return crop(pixels, top, left, full, full, random[:, Weak.MIRROR] < 0.5, size)
 
 
 def cut_out(images: Tensor, random: Tensor, side: float) -> Tensor:
     """Grey out a square of `side` (a share of the picture's) whose centre lies anywhere in the picture."""
     size = images.shape[-1]
     steps = torch.arange(size, device=images.device) + 0.5
-    inside_y = (steps - (random[:, 3] * size).floor()[:, None]).abs() <= side * size / 2
-    inside_x = (steps - (random[:, 4] * size).floor()[:, None]).abs() <= side * size / 2
+    inside_y = (steps - (random[:, Weak.CENTRE_Y] * size).floor()[:, None]).abs() <= side * size / 2
+    inside_x = (steps - (random[:, Weak.CENTRE_X] * size).floor()[:, None]).abs() <= side * size / 2
     return torch.where(inside_y[:, None, :, None] & inside_x[:, None, None, :], 0.5, images)
 
 
 def strong(pixels: Tensor, random: Tensor, size: int, scale_min: float, jitter: float, grey: float) -> Tensor:
     """A crop of random area and aspect, mirrored, with colours shaken or removed; shapes as in `weak`."""
     side = pixels.shape[1]
-    area = (scale_min + random[:, 0] * (1 - scale_min)) * side * side
-    aspect = torch.exp((random[:, 1] * 2 - 1) * math.log(4 / 3))
+    area = (scale_min + random[:, Strong.AREA] * (1 - scale_min)) * side * side
+    aspect = torch.exp((random[:, Strong.ASPECT] * 2 - 1) * math.log(4 / 3))
     height = (area / aspect).sqrt().clamp(max=side)
     width = (area * aspect).sqrt().clamp(max=side)
-    top, left = random[:, 2] * (side - height), random[:, 3] * (side - width)
-    images = crop(pixels, top, left, height, width, random[:, 4] < 0.5, size)
-    factors = torch.where(random[:, 5:6] < 0.8, 1 + (random[:, 6:9] * 2 - 1) * jitter, 1.0)
+    top, left = random[:, Strong.TOP] * (side - height), random[:, Strong.LEFT] * (side - width)
+    images = crop(pixels, top, left, height, width, random[:, Strong.MIRROR] < 0.5, size)
+    shaken, colours = random[:, Strong.SHAKEN, None] < 0.8, random[:, Strong.BRIGHTNESS_CONTRAST_SATURATION]
+    factors = torch.where(shaken, 1 + (colours * 2 - 1) * jitter, 1.0)
     brightness, contrast, saturation = (factors[:, at].view(-1, 1, 1, 1) for at in range(3))
     images = (images * brightness).clamp(0, 1)
     images = (images - (middle := _luma(images).mean((2, 3), keepdim=True))).mul(contrast).add(middle).clamp(0, 1)
     colourless = _luma(images)
     images = ((images - colourless) * saturation + colourless).clamp(0, 1)
-    return torch.where((random[:, 9] < grey).view(-1, 1, 1, 1), _luma(images), images)
+    return torch.where((random[:, Strong.GREY] < grey).view(-1, 1, 1, 1), _luma(images), images)
 
 
 def _luma(images: Tensor) -> Tensor:

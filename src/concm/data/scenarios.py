@@ -18,7 +18,30 @@ _NATURAL = Transform(size=224, resize=256, mean=(0.485, 0.456, 0.406), std=(0.22
 
 @dataclass(frozen=True)
 class Scenario:
-    """A class order cut into a base session and incremental sessions; `keys` are folder names, `names` labels."""
+    """A class order, cut into a base session and incremental sessions.
+
+    Parameters
+    ----------
+    name, title
+        What it is called, and what it is in words.
+    keys, names
+        All classes in the order in which they come: their folders, and what they are called.
+    base
+        How many classes the base session has.
+    way, shot
+        How many classes come at a time afterwards, and from how many images each.
+    transform
+        How its pictures enter a network.
+    parts
+        The data sets that the classes come from, where there are several: name, first class and last.
+
+    Examples
+    --------
+    >>> import concm
+    >>> bank = concm.Bank.bundled()
+    >>> bank.scenario.classes_of(1), bank.scenario.seen(8)
+    (range(60, 65), 100)
+    """
 
     name: str
     title: str

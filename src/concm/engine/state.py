@@ -65,9 +65,9 @@ class Stateful(Growing):
         try:
             self.set_extra_state(state[EXTRA])
             buffers = set(_unpacked(state[EXTRA])["buffers"])
-            restore(self.generator, state["generator"], self.seed)
             with torch.random.fork_rng(devices=[]):
                 self.rebuild(state)
+            restore(self.generator, state["generator"], self.seed)  # which making the submodules may have moved
             for name in state.keys() - {EXTRA, "generator"}:
                 self._put(name, state[name], buffers)
         except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from hashlib import blake2b
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,15 +13,13 @@ import torch
 from torch import Tensor
 
 from concm.backbones.encoder import Encoder, Identity
-from concm.data.scenarios import Scenario, load_scenario
+from concm.data.scenarios import Scenario
 from concm.errors import ConcmError, Misuse
-from concm.files import digest, load_tensors, save_tensors
-from concm.records import from_json, to_json
+from concm.files import digest
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-KIND = "concm-bank-1"
 Precision = Literal["int8", "float16", "float32"]
 
 
@@ -151,12 +148,16 @@ class Bank:
     @classmethod
     def load(cls, path: str | Path, scenario: str | None = None) -> Bank:
         """Read a bank, as float32; one that was made for another scenario is refused."""
-        return _load(Path(path), scenario)
+        from concm.features.storage import load_bank
+
+        return load_bank(Path(path), scenario)
 
     @classmethod
     def bundled(cls, name: str = "cifar100") -> Bank:
         """The bank that ships with the package."""
-        return _bundled(name)
+        from concm.features.storage import bundled_bank
+
+        return bundled_bank(name)
 
     @cached_property
     def digest(self) -> str:
@@ -208,28 +209,9 @@ class Bank:
 
     def save(self, path: str | Path, precision: Precision = "float16") -> None:
         """Write the bank; int8 keeps one scale and one offset per dimension, statistics stay float32."""
-        tensors: dict[str, Tensor] = {"mean": self.mean, "std": self.std, "counts": self.counts}
-        if precision == "int8":
-            every = [value for part in self.parts.values() for value in (part.features, part.views)]
-            scale, offset = _grid([value.flatten(0, -2) for value in every if value is not None])
-            tensors |= {"scale": scale, "offset": offset}
-        tensors |= {f"learned/{name}": value for name, value in self.learned.items()}
-        tensors |= {f"weights/{name}": value for name, value in self.weights.items()}
-        for name, part in self.parts.items():
-            tensors[f"{name}/labels"] = part.labels.to(torch.int32)
-            if part.pictures is not None:
-                tensors[f"{name}/pictures"] = part.pictures
-            for kind, value in (("features", part.features), ("views", part.views)):
-                if value is None:
-                    continue
-                if precision == "int8":
-                    tensors[f"{name}/{kind}"] = ((value - offset) / scale).round().clamp(-128, 127).to(torch.int8)
-                else:
-                    tensors[f"{name}/{kind}"] = value.to(getattr(torch, precision))
-        ids = {name: part.ids for name, part in self.parts.items() if name != "test"}
-        meta = {"scenario": to_json(self.scenario), "encoder": to_json(self.encoder), "ids": ids}
-        card = to_json(replace(self.card, precision=precision, bytes=None))
-        save_tensors(Path(path), KIND, tensors, {**meta, "card": card, "precision": precision})
+        from concm.features.storage import save_bank
+
+        save_bank(self, Path(path), precision)
 
 
 _KINDS = ("features", "labels", "views")
@@ -239,82 +221,3 @@ def _fewest(labels: Tensor, scenario: Scenario) -> int:
     """Candidates of the novel class that has fewest."""
     counts = torch.bincount(labels, minlength=len(scenario.keys))[scenario.base : len(scenario.keys)]
     return int(counts.min()) if len(counts) else scenario.shot
-
-
-def _grid(features: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Scale and offset (d,) that spread each dimension's range over 256 steps."""
-    low = torch.stack([part.amin(0) for part in features if len(part)]).amin(0)
-    high = torch.stack([part.amax(0) for part in features if len(part)]).amax(0)
-    scale = ((high - low) / 255).clamp(min=1e-12)
-    return scale, low + 128 * scale
-
-
-def _load(path: Path, scenario: str | None) -> Bank:
-    tensors, meta = load_tensors(path, KIND)
-    try:
-        found = from_json(Scenario, meta["scenario"])
-        card = {**meta["card"], "precision": meta["precision"], "bytes": path.stat().st_size}
-        bank = Bank(
-            scenario=found,
-            encoder=from_json(Identity, meta["encoder"]),
-            mean=tensors["mean"],
-            std=tensors["std"],
-            counts=tensors["counts"],
-            card=from_json(Card, card),
-            learned=_under("learned/", tensors),
-            weights=_under("weights/", tensors),
-            **{name: _part(tensors, name, meta["ids"].get(name, [])) for name in ("base", "novel", "test")},
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise ConcmError(f"{path} lacks part of a feature bank ({error}); extract it again") from error
-    if scenario is not None and found.name != scenario:
-        raise Misuse(f"{path} holds features of scenario {found.name}, not of {scenario}")
-    _consistent(bank, path)
-    return bank
-
-
-def _part(tensors: dict[str, Tensor], name: str, ids: list[str]) -> Part:
-    def dense(kind: str) -> Tensor:
-        value = tensors[f"{name}/{kind}"]
-        return value.float() * tensors["scale"] + tensors["offset"] if value.dtype == torch.int8 else value.float()
-
-    views = dense("views") if f"{name}/views" in tensors else None
-    return Part(dense("features"), tensors[f"{name}/labels"].long(), views, ids, tensors.get(f"{name}/pictures"))
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _consistent(bank: Bank, path: Path) -> None:
-    """A bank whose parts contradict each other is refused here, not somewhere downstream."""
-    classes, base = len(bank.scenario.keys), bank.scenario.base
-    for name, part, first, last in (
-        ("base", bank.base, 0, base),
-        ("novel", bank.novel, base, classes),
-        ("test", bank.test, 0, classes),
-    ):
-        fits = part.features.shape == (len(part.labels), bank.dimension) and len(part.ids) in (0, len(part.labels))
-        fits = fits and (part.pictures is None or len(part.pictures) == len(part.labels))
-        labels = set(part.labels.tolist())
-        if part.views is not None:
-            fits = fits and part.views.shape == (len(part.labels), part.views.shape[1], bank.dimension)
-            fits = fits and bool(part.views.isfinite().all())
-        if not fits or not labels <= set(range(first, last)) or not part.features.isfinite().all():
-            raise ConcmError(f"{path}: its {name} part does not fit scenario {bank.scenario.name}; extract it again")
-    kept = {part.pictures is not None for part in (bank.base, bank.novel, bank.test)} | {bool(bank.weights)}
-    if len(kept) > 1:
-        raise ConcmError(f"{path}: it has pictures or the backbone in part; extract it again")
-    if not (bank.mean.isfinite().all() and bank.std.isfinite().all()):
-        raise ConcmError(f"{path}: its statistics are not finite; extract it again")
-    if bank.mean.shape != bank.std.shape or not len(bank.mean) == len(bank.counts) == base:
-        raise ConcmError(f"{path}: it has statistics of {len(bank.mean)} base classes, the scenario has {base}")
-
-
-@cache
-def _bundled(name: str) -> Bank:
-    path = Path(str(files("concm") / "assets" / f"{name}.safetensors"))
-    if not path.exists():
-        load_scenario(name)  # a misspelt name has a hint of its own
-        raise Misuse(f"no feature bank of {name} ships with concm; make one with `concm features`, then give its file")
-    return _load(path, name)

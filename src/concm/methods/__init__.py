@@ -1,7 +1,7 @@
-"""Methods: three verbs, features or pictures in, scores out; no test data seen. One file each, and the registry.
+"""The methods of the bench, one file each, and their registry: features or pictures in, scores out.
 
 A new method is a class with the verbs `fit_base`, `learn` and `scores` under the decorator `method`; `Learner` keeps
-its state and counts its memory.
+its state and counts its memory. No method sees test data.
 """
 
 from concm.methods.base import Learner, Method, teach

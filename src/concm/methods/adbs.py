@@ -29,21 +29,24 @@ from concm.records import Checked, setting
 
 @dataclass(frozen=True)
 class ADBSSettings(Checked):
-    """Those of CIFAR-100."""
+    """The settings of ADBS, with the values for CIFAR-100."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
-    scale: float = setting(16.0, "Of the cosines (authors' code).", above=0)
+    scale: float = setting(16.0, "Scale of the cosines (authors' code).", above=0)
     constraint: float = setting(0.01, "Weight of the inter-class constraint (authors' code).", least=0)
-    steps: int = setting(10, "Of each later session (authors' code for CIFAR-100; mini-ImageNet 6, CUB200 1).", least=0)
+    steps: int = setting(
+        10, "Steps of each later session (authors' code for CIFAR-100; mini-ImageNet 6, CUB200 1).", least=0
+    )
     lr: float = setting(
-        0.01, "Of the new margins (authors' code for CIFAR-100 and CUB200; mini-ImageNet 0.1).", above=0
+        0.01, "Rate of the new margins (authors' code for CIFAR-100 and CUB200; mini-ImageNet 0.1).", above=0
     )
     rows: Literal["learned", "means"] = setting(
-        "means", "Base rows after the base session: class means (authors' code), or those that were learned."
+        "means", "Base rows after the base session: class means (authors' code), or the rows that were learned."
     )
     base: BaseTraining = setting(
-        BaseTraining(), "Of base rows and margins; the authors train 100 epochs or more, the backbone with them."
+        BaseTraining(),
+        "Training of base rows and margins; the authors train 100 epochs or more, together with the backbone.",
     )
 
     @classmethod
@@ -59,7 +62,7 @@ class ADBSSettings(Checked):
 
 @method("adbs", title="ADBS: adaptive decision boundaries", paper="AAAI 2025", settings=ADBSSettings)
 class ADBS(Learner):
-    """A cosine classifier with a margin a class; old rows and margins never change."""
+    """A cosine classifier with a margin for each class; old rows and margins never change."""
 
     kept = ("weights", "margins")
 
@@ -80,7 +83,7 @@ class ADBS(Learner):
         self.margins = margins.detach()
 
     def learn(self, session: Session) -> None:
-        """Add the mean of each new class's shots, and train the new margins with everything else as it is."""
+        """Add the mean of each new class's shots, and train only the new margins."""
         session = session.to(self.device)
         self.weights = torch.cat([self.weights, F.normalize(session.class_means())])
         cosines = F.normalize(session.features) @ self.weights.T
@@ -99,7 +102,7 @@ class ADBS(Learner):
 
     @property
     def parameter_count(self) -> int:
-        """All margins, and the base rows where they are used."""
+        """The number of margins, and of weights in the base rows if these are the learned ones."""
         return len(self.margins) + (self.base * self.dimension if self.settings.rows == "learned" else 0)
 
     def _loss(self, cosines: Tensor, labels: Tensor, rows: Tensor, margins: Tensor) -> Tensor:
@@ -108,6 +111,6 @@ class ADBS(Learner):
 
 
 def inter_class(rows: Tensor, margins: Tensor) -> Tensor:
-    """Mean over pairs of how much nearer the prototype of j is to the boundary with i than without margins."""
+    """Mean over pairs (i, j) of how much nearer margins bring the prototype of j to its boundary with i."""
     cosines = rows @ rows.T
     return (1 - cosines - (margins[None] - margins[:, None] * cosines)).relu().mean()

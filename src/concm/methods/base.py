@@ -1,4 +1,4 @@
-"""What a method is, and what every method would otherwise write again: a device, a generator, state, memory counted."""
+"""The interface of a method, and a base class with what all methods share: device, generator, state and memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from concm.features.sessions import BaseSession, Session
 
 
 class Method(Protocol):
-    """What the protocol asks of every method: three verbs, and a state that goes through disk."""
+    """What the protocol asks of every method: three verbs, and a state that can be saved and loaded."""
 
     def fit_base(self, base: BaseSession) -> None:
         """Learn the base classes."""
@@ -22,7 +22,7 @@ class Method(Protocol):
         """Learn a session's classes without forgetting the others."""
 
     def scores(self, features: Tensor) -> Tensor:
-        """(n, d) → (n, classes seen so far)."""
+        """Scores (n, classes seen so far) of features (n, d)."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that was learned, as tensors."""
@@ -32,15 +32,15 @@ class Method(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """What is kept of the data between sessions."""
+        """Bytes of data that are kept between sessions."""
 
     @property
     def parameter_count(self) -> int:
-        """Trained weights; the backbone's only where the method goes on training it."""
+        """Number of trained weights; those of the backbone only if the method goes on training it."""
 
 
 def teach(method: Method, session: Session) -> None:
-    """Show a method its next session, by the verb that is meant for it."""
+    """Give a method its next session: `fit_base` for the base session, `learn` for any other."""
     if isinstance(session, BaseSession):
         method.fit_base(session)
     else:
@@ -48,14 +48,14 @@ def teach(method: Method, session: Session) -> None:
 
 
 class Learner(Stateful):
-    """Base of the methods; `fit_base`, `learn` and `scores` are theirs to write.
+    """Base class of the methods; each of them writes `fit_base`, `learn` and `scores`.
 
-    A method keeps what it learned in attributes: tensors, networks that `build` makes, and the plain values it names.
+    What was learned is kept in attributes: tensors, networks that `build` makes, and the plain values that it names.
     """
 
     values: ClassVar[tuple[str, ...]] = ("dimension", "base")
     kept: ClassVar[tuple[str, ...]] = ()
-    "Names of the tensors that are kept of the data: what `memory_bytes` counts."
+    "Names of the tensors that hold data and are counted by `memory_bytes`."
     copies: ClassVar[tuple[str, ...]] = ()
     "Names of the networks that are copies of others, which `parameter_count` leaves out."
 
@@ -71,22 +71,22 @@ class Learner(Stateful):
         return base.to(self.device)
 
     def rebuild(self, state: Mapping[str, Tensor]) -> None:
-        """Build the networks with random numbers of the seed."""
+        """Build the networks, with random numbers that come from the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             self.build()
         self.to(self.device)
 
     def build(self) -> None:
-        """Make the networks, for features of `dimension`; random numbers are the seed's."""
+        """Make the networks for features of `dimension`; random numbers come from the seed."""
 
     @property
     def memory_bytes(self) -> int:
-        """What is kept of the data between sessions."""
+        """Bytes of data that are kept between sessions."""
         return count_bytes(getattr(self, name) for name in self.kept)
 
     @property
     def parameter_count(self) -> int:
-        """Trained weights: the networks'."""
+        """Number of weights in the networks, without copies."""
         trained = [network for name, network in self.named_children() if name not in self.copies]
         return sum(weight.numel() for network in trained for weight in network.parameters())

@@ -8,9 +8,10 @@ for each novel class, by its likeness to the base classes. Another one, the gate
 branches how much of each to believe.
 
 Here: the shared backbone is the base model; the base session only trains a classifier on its features, whose scale is
-kept and whose rows are replaced by class means, as in the authors' code. The views, shifts and mirrors, are a few fixed
-ones a session; batch statistics stay the base's, as in the authors' code; weight decay, which does next to nothing in
-so few steps, is left out. Layers before the last block are the same in both branches and are computed once.
+kept and whose rows are replaced by class means, as in the authors' code. Each session draws a few views of each picture
+(shifts and mirrors) and uses them throughout; batch statistics stay those of the base session, as in the authors' code;
+weight decay, which does next to nothing in so few steps, is left out. Layers before the last block are the same in both
+branches and are computed once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import repeat
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,40 +37,49 @@ from concm.records import Checked, setting
 
 @dataclass(frozen=True)
 class BiDistSettings(Checked):
-    """Defaults: the authors' for mini-ImageNet, the only ones released."""
+    """The settings of BiDist, with the authors' values for mini-ImageNet, the only ones released."""
 
-    iterations: int = setting(100, "Steps of a session (paper).", least=0)
-    lr: float = setting(0.001, "Of the last block and the classifier (paper).", least=0)
+    iterations: int = setting(100, "Steps of each session (paper).", least=0)
+    lr: float = setting(0.001, "Rate of the last block and the classifier (paper).", least=0)
     batch: int = setting(
         50,
-        "Exemplars in a step, half of them of novel classes once there are some (authors' code); new shots "
-        "are all in it.",
+        "Exemplars in a step, half of them of novel classes once there are some (authors' code); all new shots "
+        "come on top.",
         least=2,
     )
     views: int = setting(
         10,
-        "Of each picture in a session, whose maps before the last block are computed once (chosen; authors' "
-        "code: anew).",
+        "Views of each picture in a session, whose maps before the last block are computed once (chosen; authors' "
+        "code: new views at each step).",
         least=1,
     )
     replay: float = setting(5.0, "Weight of the cross-entropy of exemplars (authors' code).")
     distillation: float = setting(
         100.0,
-        "Weight of the distillation, of exemplars and as many new shots as there are new classes (authors' code).",
+        "Weight of the distillation on exemplars and on as many new shots as there are new classes (authors' code).",
     )
-    temperature: float = setting(16.0, "Of the distillation (authors' code).", above=0)
+    temperature: float = setting(16.0, "Temperature of the distillation (authors' code).", above=0)
     trust: float = setting(
-        1.0, "Weight of the previous model's mean share of the teacher, which is to be small (authors' code)."
+        1.0, "Weight of the previous model's mean share in the teacher, which is kept small (authors' code)."
     )
-    hidden: int = setting(64, "Width of the two small networks (authors' code).", least=1)
-    hidden_lr: float = setting(0.01, "Their rate (authors' code).", least=0)
-    binary: float = setting(50.0, "Weight of the gate's cross-entropy, novel or base (authors' code).")
-    merged: float = setting(5.0, "Weight of the cross-entropy of the merged scores, for the gate (authors' code).")
-    scale: float = setting(10.0, "What the learned scale of the cosines starts from (authors' code).", above=0)
+    hidden: int = setting(64, "Hidden units of the two small networks, mixer and gate (authors' code).", least=1)
+    hidden_lr: float = setting(0.01, "Rate of the two small networks (authors' code).", least=0)
+    binary: float = setting(50.0, "Weight of the gate's cross-entropy of novel against base (authors' code).")
+    merged: float = setting(5.0, "Weight of the gate's cross-entropy of the merged scores (authors' code).")
+    scale: float = setting(10.0, "Initial value of the learned scale of the cosines (authors' code).", above=0)
     base: BaseTraining = setting(
         BaseTraining(),
-        "Of the base classifier (chosen: that of imprint; authors' code: with the backbone, 200 epochs).",
+        "Training of the base classifier (chosen: that of imprint; authors' code: with the backbone, 200 epochs).",
     )
+
+
+class Material(NamedTuple):
+    """Labels (n,) of a session's pictures; for views of them, maps before the last block and both teachers' scores."""
+
+    labels: Tensor
+    maps: Tensor
+    base: Tensor
+    previous: Tensor
 
 
 @method(
@@ -77,10 +88,10 @@ class BiDistSettings(Checked):
     paper="CVPR 2023",
     group="updates the backbone",
     settings=BiDistSettings,
-    needs=(PICTURES, f"{EXEMPLARS}: 1 picture a class"),
+    needs=(PICTURES, f"{EXEMPLARS}: 1 picture per class"),
 )
 class BiDist(PictureLearner):
-    """The base model with rows of its own, the tuned last block with its rows, the gate, and a picture a class."""
+    """The base model and the tuned last block, each with its own rows, the gate, and one picture of each class."""
 
     values = (*PictureLearner.values, "scale", "seen")
     kept = ("exemplars",)
@@ -91,14 +102,14 @@ class BiDist(PictureLearner):
         self.scale, self.seen = self.settings.scale, 0
 
     def build(self) -> None:
-        """The base model, the block that is tuned, and the gate for the classes seen."""
+        """Make the base model, the block that is tuned, and the gate for the classes seen."""
         super().build()
         self.tuned = deepcopy(opened(self.network).last)
         self.network.requires_grad_(False)
         self.gate = perceptron(2 * self.seen, self.settings.hidden, 2, self.generator)
 
     def fit_base(self, base: BaseSession) -> None:
-        """Train a classifier on features for its scale; both branches begin with class means in place of its rows."""
+        """Train a classifier on features to get its scale; both branches begin with class means as rows."""
         self.seen = len(base.classes)
         base = self.begin(base)
         assert base.pictures is not None
@@ -108,7 +119,7 @@ class BiDist(PictureLearner):
         self.exemplars = base.pictures[typical(base.features, base.labels, self.base_rows)]
 
     def learn(self, session: Session) -> None:
-        """Add rows at the new means, tune block, rows and gate together, and keep the most typical new pictures."""
+        """Add the new means as rows, tune block, rows and gate together, and keep the most typical new pictures."""
         session = session.to(self.device)
         assert session.pictures is not None
         self.seen = session.classes.stop
@@ -122,39 +133,60 @@ class BiDist(PictureLearner):
         self.exemplars = torch.cat([self.exemplars, session.pictures[added]])
 
     def _tune(self, shots: Tensor, labels: Tensor, way: int) -> None:
-        settings, count, views = self.settings, len(shots), self.settings.views
+        """Train block, rows and gate on all losses of a session of `way` classes."""
+        settings, count = self.settings, len(shots)
         rows = self.rows.clone().requires_grad_()
         mixer = perceptron(self.base, settings.hidden, 1, self.generator)
         likeness = self.base_rows @ self.base_rows[: self.base].T
-        pictures = torch.cat([shots, self.exemplars])
-        every = torch.cat([labels, torch.arange(len(self.exemplars), device=self.device)])
-        read = [self._read(self.views(pictures)) for _ in range(views)]
-        maps, general, own = map(torch.cat, zip(*read, strict=True))
-        base, previous = self._scaled(general, self.base_rows), self._scaled(own, self.rows)
+        every = self._material(shots, labels)
 
         def loss() -> Tensor:
-            order = torch.randperm(count, generator=self.generator, device=self.device)
-            chosen = torch.cat([order, count + self._draw()])
-            targets, novel = every[chosen], every[chosen] >= self.base
-            seen = chosen + len(pictures) * self._random(0, views, len(chosen))
-            feature = paced(self.tuned(maps[seen]).mean((2, 3)), settings.lr)
+            seen = self._batch(every, count)
+            feature = paced(self.tuned(seen.maps).mean((2, 3)), settings.lr)
             new = self._scaled(feature, paced(rows, settings.lr))
-            learned = F.cross_entropy(new[:count], targets[:count])
-            replayed = F.cross_entropy(new[count:], targets[count:])
-            share = paced(torch.sigmoid(mixer(likeness[targets])), settings.hidden_lr)
-            share = torch.where(novel[:, None], share, 1.0)
-            teacher = share * base[seen] + (1 - share) * previous[seen]
+            recognised = self._recognition_loss(new, seen.labels, count)
+            share = self._share(mixer(likeness[seen.labels]), seen.labels)
+            teacher = share * seen.base + (1 - share) * seen.previous
             kept = distillation(new[count - way :], teacher[count - way :], settings.temperature)
-            trusted = (1 - share[count - way :]).sum() / novel[count - way :].sum()
-            student = learned + settings.replay * replayed + settings.distillation * kept
-            return student + settings.trust * trusted + self._gate_loss(base[seen], new.detach(), targets)
+            trusted = self._trust(share[count - way :], seen.labels[count - way :])
+            student = recognised + settings.distillation * kept + settings.trust * trusted
+            return student + self._gate_loss(seen.base, new.detach(), seen.labels)
 
         weights = [rows, *self.tuned.parameters(), *mixer.parameters(), *self.gate.parameters()]
         descend(weights, loss, repeat(1.0, settings.iterations), SGD(nesterov=True))
         self.rows = F.normalize(rows.detach())
 
+    def _material(self, shots: Tensor, labels: Tensor) -> Material:
+        """Read some views of all shots and exemplars."""
+        pictures = torch.cat([shots, self.exemplars])
+        every = torch.cat([labels, torch.arange(len(self.exemplars), device=self.device)])
+        read = [self._read(self.views(pictures)) for _ in range(self.settings.views)]
+        maps, general, own = map(torch.cat, zip(*read, strict=True))
+        return Material(every, maps, self._scaled(general, self.base_rows), self._scaled(own, self.rows))
+
+    def _batch(self, every: Material, shots: int) -> Material:
+        """All shots in random order, then some exemplars, each picture in one of its views."""
+        order = torch.randperm(shots, generator=self.generator, device=self.device)
+        chosen = torch.cat([order, shots + self._draw()])
+        seen = chosen + len(every.labels) * self._random(0, self.settings.views, len(chosen))
+        return Material(every.labels[chosen], every.maps[seen], every.base[seen], every.previous[seen])
+
+    def _recognition_loss(self, new: Tensor, targets: Tensor, shots: int) -> Tensor:
+        """Cross-entropy of the shots, which come first, and that of the exemplars with its weight."""
+        learned = F.cross_entropy(new[:shots], targets[:shots])
+        return learned + self.settings.replay * F.cross_entropy(new[shots:], targets[shots:])
+
+    def _share(self, mixed: Tensor, targets: Tensor) -> Tensor:
+        """Share (n, 1) of the base model in the teacher: the mixer's for novel classes, all of it for base classes."""
+        share = paced(torch.sigmoid(mixed), self.settings.hidden_lr)
+        return torch.where((targets >= self.base)[:, None], share, 1.0)
+
+    def _trust(self, share: Tensor, targets: Tensor) -> Tensor:
+        """Mean share of the previous model in the teacher of novel classes."""
+        return (1 - share).sum() / (targets >= self.base).sum()
+
     def _gate_loss(self, base: Tensor, new: Tensor, targets: Tensor) -> Tensor:
-        """Novel or base, and which class by the merged scores."""
+        """Cross-entropies of the gate: novel or base, and the class by the merged scores."""
         logits = paced(self._gate_logits(base, new), self.settings.hidden_lr)
         binary = F.cross_entropy(logits, (targets >= self.base).long())
         return self.settings.binary * binary + self.settings.merged * F.cross_entropy(
@@ -166,7 +198,7 @@ class BiDist(PictureLearner):
         return logits
 
     def _draw(self) -> Tensor:
-        """Labels of exemplars for a step: as many base as novel ones, where there are any."""
+        """Labels of the exemplars of a step: as many of novel classes as of base classes, once there are some."""
         kinds = [(0, self.base), (self.base, len(self.exemplars))]
         kinds = [(first, end) for first, end in kinds if end > first]
         each = self.settings.batch // len(kinds)
@@ -190,7 +222,7 @@ class BiDist(PictureLearner):
         return caught[0], general, self.tuned(caught[0]).mean((2, 3))
 
     def _features(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the base model, and of the tuned branch, as at test time."""
+        """Features of the base model and of the tuned branch, as at test time."""
         read = [self._read(self.how.centre(part.to(self.device)))[1:] for part in torch.split(pictures, 256)]
         general, own = map(torch.cat, zip(*read, strict=True))
         return general, own
@@ -204,13 +236,13 @@ class BiDist(PictureLearner):
 
     @property
     def parameter_count(self) -> int:
-        """The tuned block's, the rows', the gate's and the scale."""
+        """Number of weights in the tuned block, both sets of rows and the gate, and the scale."""
         networks = (weight for network in (self.tuned, self.gate) for weight in network.parameters())
         return sum(weight.numel() for weight in networks) + self.base * self.dimension + self.rows.numel() + 1
 
 
 def perceptron(inputs: int, hidden: int, outputs: int, generator: torch.Generator) -> nn.Sequential:
-    """Two layers, with torch's usual weights drawn from the generator."""
+    """Two layers with torch's default initial weights, drawn from the generator."""
     layers = []
     for width, outs in ((inputs, hidden), (hidden, outputs)):
         layer: nn.Module = skip_init(nn.Linear, width, outs, device=generator.device)  # type: ignore[no-untyped-call]

@@ -27,7 +27,7 @@ from concm.records import Checked, setting
 
 @dataclass(frozen=True)
 class CFSCILSettings(Checked):
-    """Of C-FSCIL; the paper has the same for mini-ImageNet and no CUB200."""
+    """The settings of C-FSCIL; the paper has the same values for mini-ImageNet and does not use CUB200."""
 
     mode: Literal[1, 2, 3] = setting(
         3,
@@ -35,30 +35,30 @@ class CFSCILSettings(Checked):
         "paper's three).",
     )
     width: int = setting(512, "Dimensions of the wide space (paper).", least=1)
-    steepness: float = setting(10.0, "Of the softabs that turns cosines into attention (paper).", above=0)
+    steepness: float = setting(10.0, "Steepness of the softabs that turns cosines into attention (paper).", above=0)
     shot: int = setting(5, "Images of each base class behind a prototype of an episode (authors' code).", least=1)
     queries: int = setting(2, "Images of each base class to be recognised in an episode (chosen: for speed).", least=1)
-    steps: int = setting(150, "Episodes (chosen: for speed; paper: 70 000).", least=0)
+    steps: int = setting(150, "Number of episodes (chosen: for speed; paper: 70 000).", least=0)
     lr: float = setting(
         0.01,
-        "Of the episodes, a tenth after 3/7 of them and again after 6/7 (authors' code: 30 000 of 70 000).",
+        "Rate in the episodes, divided by ten after 3/7 of them and again after 6/7 (authors' code: 30 000 of 70 000).",
         above=0,
     )
-    bipolar_steps: int = setting(10, "Of realignment in mode 2 (authors' code).", least=0)
-    nudge_steps: int = setting(100, "That move the prototypes in mode 3 (authors' code).", least=0)
-    nudge_lr: float = setting(0.1, "Of the prototypes in mode 3 (authors' code).", above=0)
-    align_steps: int = setting(50, "Of realignment in mode 3 (authors' code).", least=0)
-    align_lr: float = setting(0.01, "Of realignment (authors' code).", above=0)
+    bipolar_steps: int = setting(10, "Steps of realignment in mode 2 (authors' code).", least=0)
+    nudge_steps: int = setting(100, "Steps that move the prototypes in mode 3 (authors' code).", least=0)
+    nudge_lr: float = setting(0.1, "Rate of the prototypes in mode 3 (authors' code).", above=0)
+    align_steps: int = setting(50, "Steps of realignment in mode 3 (authors' code).", least=0)
+    align_lr: float = setting(0.01, "Rate of realignment (authors' code).", above=0)
 
 
 class Hyperdimensional(Learner):
-    """A trained layer to a wide space, and the mean feature of each class; the loss of an episode is the subclass's."""
+    """A trained layer to a wide space, and the mean feature of each class; subclasses define the loss of an episode."""
 
     kept = ("means",)
     settings: Any
 
     def build(self) -> None:
-        """The layer, for features of `dimension`."""
+        """Make the layer, for features of `dimension`."""
         self.layer = nn.Linear(self.dimension, self.settings.width, bias=False).to(self.device)
 
     def fit_base(self, base: BaseSession) -> None:
@@ -82,11 +82,11 @@ class Hyperdimensional(Learner):
 
     @torch.no_grad()
     def scores(self, features: Tensor) -> Tensor:
-        """Similarity to the prototypes, which are what the layer makes of the means."""
+        """Similarity to the prototypes, which are the class means mapped by the layer."""
         return similarity(self.layer(features.to(self.device)), self.layer(self.means))
 
     def episode_loss(self, similarities: Tensor, labels: Tensor) -> Tensor:
-        """Of (n, classes) similarities."""
+        """The loss of one episode, from similarities (n, classes)."""
         raise NotImplementedError
 
 
@@ -135,7 +135,7 @@ def similarity(embedded: Tensor, prototypes: Tensor) -> Tensor:
 
 
 def softabs(similarities: Tensor, steepness: float) -> Tensor:
-    """Close to one at ±1 and to zero at 0: orthogonal classes do not count."""
+    """A function close to one at ±1 and to zero at 0, so that orthogonal classes do not count."""
     return (steepness * (similarities - 0.5)).sigmoid() + (steepness * (-similarities - 0.5)).sigmoid()
 
 
@@ -147,7 +147,7 @@ def log_loss(attention: Tensor, labels: Tensor) -> Tensor:
 
 
 def nudging_loss(moved: Tensor, prototypes: Tensor) -> Tensor:
-    """Pairs push each other to orthogonality, and each is held by where it was."""
+    """Loss that pushes pairs of prototypes towards orthogonality and holds each near where it was."""
     cosines = similarity(moved, moved)
     pairs = ~torch.eye(len(moved), dtype=torch.bool, device=moved.device)
     apart = ((4 * cosines).exp() + (-4 * cosines).exp() - 2)[pairs].sum() / max(1, int(pairs.sum()))
@@ -155,7 +155,7 @@ def nudging_loss(moved: Tensor, prototypes: Tensor) -> Tensor:
 
 
 def nudged(prototypes: Tensor, steps: int, lr: float) -> Tensor:
-    """Prototypes (c, d) after steps of descent on `nudging_loss`."""
+    """Prototypes (c, d) after some steps of descent on `nudging_loss`."""
     moved = prototypes.clone().requires_grad_()
     descend([moved], lambda: nudging_loss(moved, prototypes), [lr] * steps, SGD(nesterov=True))
     return moved.detach()

@@ -5,14 +5,14 @@ before they are compared; it is learned in pseudo-incremental episodes, where co
 Later sessions add prototypes and train nothing.
 
 Here: only the attention is trained, the encoder stays as it is. The published copies are rotated pictures; features
-know no rotation, so every image of a pseudo-new class is mixed half and half with one of any class: weak and
-scattered, as this encoder shows what it was not trained on.
+cannot be rotated, so every image of a pseudo-new class is mixed half and half with one of any class. That makes it weak
+and scattered, as this encoder's features are for classes that it was not trained on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,35 +25,64 @@ from concm.methods.registry import method
 from concm.records import Checked, setting
 
 DROPOUT = 0.5
-"""Of the attention's output (authors' code); drawn once an episode for all nodes."""
+"""Dropout of the attention's output (authors' code); drawn once per episode for all nodes."""
 
 
 @dataclass(frozen=True)
 class CECSettings(Checked):
-    """Of CEC; the paper's for mini-ImageNet and CUB200 differ in the encoder's rate and in queries alone."""
+    """The settings of CEC; for mini-ImageNet and CUB200 the paper changes only the encoder's rate and `queries`."""
 
     way: int = setting(
         15,
         "Base classes in an episode, with as many pseudo-new ones (authors' code); all where there are fewer.",
         least=1,
     )
-    shot: int = setting(1, "Images a prototype of an episode (authors' code).", least=1)
+    shot: int = setting(1, "Images behind each prototype of an episode (authors' code).", least=1)
     queries: int = setting(
-        4, "Images a class to be recognised in an episode (chosen: for speed; authors' code: 15, CUB200 10).", least=1
+        4,
+        "Images of each class to be recognised in an episode (chosen: for speed; authors' code: 15, CUB200 10).",
+        least=1,
     )
-    scale: float = setting(16.0, "Of the cosines (authors' code: temperature 16).", above=0)
-    steps: int = setting(150, "Episodes (chosen: for speed; authors' code: 100 × 50).", least=0)
-    lr: float = setting(0.0067, "Of SGD (chosen: the authors' .0002 for as much of a way in fewer steps).", above=0)
+    scale: float = setting(16.0, "Scale of the cosines (authors' code: temperature 16).", above=0)
+    steps: int = setting(150, "Number of episodes (chosen: for speed; authors' code: 100 × 50).", least=0)
+    lr: float = setting(
+        0.0067, "Rate of SGD (chosen: the authors' .0002, raised to get as far in fewer steps).", above=0
+    )
     period: float = setting(
         0.2,
-        "Share of the steps after which the rate is halved, again and again (authors' code: 20 of 100 epochs).",
+        "Share of the steps after which the rate falls, each time again (authors' code: 20 of 100 epochs).",
         above=0,
     )
     decay: float = setting(0.5, "Factor of the rate after each period (authors' code).")
 
 
+class Lines(NamedTuple):
+    """Refined prototypes before layer norm, centred: start + share · (end − moved) for each query and prototype.
+
+    `start` and `moved` are (c, d), `end` is (n, d) and `share` (n, c).
+    """
+
+    start: Tensor
+    end: Tensor
+    moved: Tensor
+    share: Tensor
+
+    def products(self, directions: Tensor) -> Tensor:
+        """Inner products (n, c) with one direction for each query (n, d)."""
+        step = (directions * self.end).sum(1, keepdim=True) - directions @ self.moved.T
+        return directions @ self.start.T + self.share * step
+
+    def squares(self, weight: Tensor) -> Tensor:
+        """Sums of squares (n, c) with a weight for each dimension (d,)."""
+        start, end, moved, share = self
+        first = (weight * start**2).sum(1)
+        cross = end @ (weight * start).T - (weight * start * moved).sum(1)
+        last = (end**2) @ weight[:, None] - 2 * end @ (weight * moved).T + (weight * moved**2).sum(1)
+        return first + share * (2 * cross + share * last)
+
+
 class Attention(nn.Module):
-    """Graph attention of prototypes and one query: a head, residual and layer norm (authors' code)."""
+    """Graph attention of prototypes and one query: one head, a residual connection and layer norm (authors' code)."""
 
     def __init__(self, dimension: int) -> None:
         super().__init__()
@@ -64,7 +93,7 @@ class Attention(nn.Module):
             nn.init.xavier_normal_(layer.weight)
 
     def forward(self, prototypes: Tensor, queries: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(c, d), (n, d) → (n, c): cosines after each query alone has attended to the prototypes, and they to it.
+        """Cosines (n, c) after each query (n, d), one at a time, and the prototypes (c, d) have attended to each other.
 
         A query moves a prototype along a line, x = a + α (v − m), and layer norm and cosine on a line are functions of
         inner products, so the n·c·d numbers of the refined prototypes are never made. `mask` (d,) is for dropout.
@@ -78,28 +107,29 @@ class Attention(nn.Module):
         rows = seeing.softmax(1)
         query = self.norm(queries + rows[:, :-1] @ values + rows[:, -1:] * brought + bias)
         start, end, moved = (v - v.mean(1, keepdim=True) for v in (prototypes + own + bias, brought, own))
-        gain, offset = self.norm.weight, self.norm.bias
-
-        def along(direction: Tensor) -> Tensor:
-            step = (direction * end).sum(1, keepdim=True) - direction @ moved.T
-            return direction @ start.T + share * step
-
-        def square(weight: Tensor) -> Tensor:
-            first = (weight * start**2).sum(1)
-            cross = end @ (weight * start).T - (weight * start * moved).sum(1)
-            last = (end**2) @ weight[:, None] - 2 * end @ (weight * moved).T + (weight * moved**2).sum(1)
-            return first + share * (2 * cross + share * last)
-
-        spread = (square(torch.ones_like(gain)) / len(gain) + self.norm.eps).sqrt()
-        product = along(query * gain) / spread + (query @ offset)[:, None]
-        length = (
-            square(gain**2) / spread**2 + 2 * along((gain * offset).expand_as(end)) / spread + offset.square().sum()
-        )
-        cosines: Tensor = product / (query.norm(dim=1, keepdim=True) * length.clamp_min(1e-12).sqrt())
+        lines = Lines(start, end, moved, share)
+        spread = self._spread(lines)
+        product, square = self._products(query, lines, spread), self._squares(lines, spread)
+        cosines: Tensor = product / (query.norm(dim=1, keepdim=True) * square.clamp_min(1e-12).sqrt())
         return cosines
 
+    def _spread(self, lines: Lines) -> Tensor:
+        """The standard deviation (n, c) of each refined prototype, by which layer norm divides it."""
+        ones = torch.ones_like(self.norm.weight)
+        return (lines.squares(ones) / len(ones) + self.norm.eps).sqrt()
+
+    def _products(self, query: Tensor, lines: Lines, spread: Tensor) -> Tensor:
+        """Inner products (n, c) of refined queries (n, d) with the refined prototypes after layer norm."""
+        return lines.products(query * self.norm.weight) / spread + (query @ self.norm.bias)[:, None]
+
+    def _squares(self, lines: Lines, spread: Tensor) -> Tensor:
+        """Squared lengths (n, c) of the refined prototypes after layer norm."""
+        gain, offset = self.norm.weight, self.norm.bias
+        scaled = lines.squares(gain**2) / spread**2
+        return scaled + 2 * lines.products((gain * offset).expand_as(lines.end)) / spread + offset.square().sum()
+
     def _parts(self, prototypes: Tensor, queries: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Logits among prototypes (c, c), of each for the query (n, c) and of the query (n, c + 1); values of both."""
+        """Logits among prototypes (c, c), of these for queries (n, c) and of queries (n, c + 1); values of both."""
         root = prototypes.shape[1] ** -0.5
         asks, asked = self.query(prototypes) * root, self.query(queries) * root
         keys, key = self.key(prototypes), self.key(queries)
@@ -109,14 +139,14 @@ class Attention(nn.Module):
 
 
 class Evolving(Learner):
-    """Prototypes that an attention adapts to each other and to the query; in which tasks is the subclass's to say."""
+    """Prototypes that an attention adapts to each other and to the query; subclasses define the tasks of training."""
 
     kept = ("prototypes",)
     prototypes: Tensor
     settings: Any
 
     def build(self) -> None:
-        """The attention, for features of `dimension`."""
+        """Make the attention, for features of `dimension`."""
         self.attention = Attention(self.dimension).to(self.device)
 
     def task(self, base: Session) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,12 +167,12 @@ class Evolving(Learner):
         descend(self.attention.parameters(), loss, rates, SGD(nesterov=True, weight_decay=5e-4))
 
     def learn(self, session: Session) -> None:
-        """Add the mean of each new class's shots; the attention is left as it is."""
+        """Add the mean of each new class's shots; the attention stays as it is."""
         self.prototypes = torch.cat([self.prototypes, session.to(self.device).class_means()])
 
     @torch.no_grad()
     def scores(self, features: Tensor) -> Tensor:
-        """Cosine to every prototype after both have attended."""
+        """Cosine to every prototype after the attention."""
         scores: Tensor = self.attention(self.prototypes, features.to(self.device))
         return scores
 
@@ -169,7 +199,7 @@ class CEC(Evolving):
 
 
 def pseudo_incremental(base: Session, way: int, each: int, generator: torch.Generator) -> Tensor:
-    """(2 way, each, d): images of some base classes, then others of the same, each mixed with one of any class."""
+    """(2 way, each, d): images of some base classes, then others of the same, each mixed with an image of any class."""
     old, new = (base.features[draw_each(base.labels, each, generator)] for _ in range(2))
     some = torch.randperm(len(old), generator=generator, device=old.device)[:way]
     others = torch.randint(len(base.labels), (len(some), each), generator=generator, device=old.device)
@@ -177,7 +207,7 @@ def pseudo_incremental(base: Session, way: int, each: int, generator: torch.Gene
 
 
 def draw_each(labels: Tensor, each: int, generator: torch.Generator) -> Tensor:
-    """(classes, each) rows of images drawn from every class; they repeat only where a class has fewer."""
+    """(classes, each) rows of images drawn from every class; they repeat only if a class has fewer images."""
     shuffled = torch.randperm(len(labels), generator=generator, device=labels.device)
     order = shuffled[labels[shuffled].argsort(stable=True)]
     counts = labels.bincount()[:, None]

@@ -31,18 +31,20 @@ from concm.training.recipe import Schedule
 
 @dataclass(frozen=True)
 class CLOSERSettings(Checked):
-    """Of the base session; defaults: the authors' for CIFAR-100."""
+    """The settings of CLOSER's base session, with the authors' values for CIFAR-100."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
-    scale: float = setting(32.0, "Of the cosines, in the cross-entropy and in the contrast (authors' code).", above=0)
+    scale: float = setting(
+        32.0, "Scale of the cosines in the cross-entropy and in the contrast (authors' code).", above=0
+    )
     spread: float = setting(0.1, "Weight of the contrast without labels (authors' code).", least=0)
     closeness: float = setting(1.0, "Weight of the mean cosine between classes (authors' code).", least=0)
     scale_min: float = setting(0.25, "Smallest area of a view's crop (authors' code).", above=0, most=1)
     jitter: float = setting(
         0.4,
-        "Brightness, contrast and saturation of the views (chosen: ours; authors' code: AutoAugment of half "
-        "the views).",
+        "Strength of changes in brightness, contrast and saturation of the views (chosen: ours; authors' code: "
+        "AutoAugment of half the views).",
         least=0,
     )
     grey: float = setting(0.2, "Share of views without colour (chosen: ours).", least=0, most=1)
@@ -58,8 +60,8 @@ class CLOSERSettings(Checked):
         return cls(spread=0.01, closeness=1.5)
 
 
-class Closer(Objective):
-    """Three views of each picture: recognised, spread, and drawn together across classes."""
+class SpreadAndCloseness(Objective):
+    """Cross-entropy, a contrast that spreads features, and closeness of classes, on three views of each picture."""
 
     schedule = Schedule(epochs=200, batch=128, lr=0.1, warmup=0, weight_decay=5e-4)
     draws = 3
@@ -94,14 +96,14 @@ class Closer(Objective):
             )
 
     def classify(self, features: Tensor) -> Tensor:
-        """By the cosine classifier."""
+        """Scores of the cosine classifier."""
         return F.linear(F.normalize(features), F.normalize(self.head.weight))
 
 
 def closeness(units: Tensor, labels: Tensor, others: Tensor, other_labels: Tensor) -> Tensor:
     """Mean cosine of units (n, d) to those `others` (m, d) that are of another class; zero if there are none.
 
-    Over the pairs of all processes, since shares of the batch differ in how many there are.
+    The mean is over the pairs of all processes, since their shares of the batch differ in how many pairs they have.
     """
     different = labels[:, None] != other_labels
     count = gather(different.sum()[None].float()).mean()
@@ -114,10 +116,10 @@ def closeness(units: Tensor, labels: Tensor, others: Tensor, other_labels: Tenso
     paper="ECCV 2024",
     group="own base session",
     settings=CLOSERSettings,
-    objective=Closer,
+    objective=SpreadAndCloseness,
 )
 class CLOSER(NCM):
-    """Nearest class mean on what that base session gives."""
+    """Nearest class mean on the features of CLOSER's base session."""
 
     def __init__(self, settings: CLOSERSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(seed=seed, device=device)

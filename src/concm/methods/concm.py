@@ -1,4 +1,4 @@
-"""ConCM (ICLR 2026) on the stage: the library's own engine, registered as a method like any other.
+"""ConCM (ICLR 2026) on the bench: the library's own engine, registered as a method like any other.
 
 Here: this library's engine, which is not the paper's form. It adds a whitened metric, the views of the shots in
 prototypes and spreads, a constant on novel scores and three quarters of prototype cosines in the score, and it differs

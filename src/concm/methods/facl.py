@@ -1,12 +1,12 @@
 """FACL (Nema and Kurmi, "Strategic Base Representation Learning via Feature Augmentations for Few-Shot Class
 Incremental Learning", WACV 2025).
 
-SAVC, in whose base session the feature of each turned picture is averaged with that of another turned picture of the
-batch and keeps its label: a proxy class lies between classes, and the space around it is kept for new ones.
+SAVC with a changed base session: the feature of each turned picture is averaged with that of another turned picture of
+the batch and keeps its label. These averages are proxy classes between classes, and hold the space there for new ones.
 
 The published figures are no target. The authors' code averages at test time too, and their test batches of a hundred
 are sorted by class, so that on CIFAR-100 and mini-ImageNet each turned test picture is averaged with others of its own
-true class: the answer leaks in through the company it is tested in.
+true class: its answer depends on the labels of the other pictures in the batch.
 
 Here: features are averaged in training only, so each test picture is scored by itself; with four fantasies each is
 averaged with one of the same turn; all else is as in our SAVC.
@@ -24,7 +24,7 @@ from concm.training.recipe import Schedule
 
 
 class Proxies(Fantasies):
-    """SAVC's losses on features of which the turned ones are mixed; keys are not."""
+    """SAVC's losses, with the features of turned pictures averaged in pairs; keys are not averaged."""
 
     schedule = Schedule(epochs=600, batch=64, lr=0.1, warmup=0, weight_decay=5e-4)
 
@@ -37,7 +37,7 @@ class Proxies(Fantasies):
 
 
 def partners(chance: Tensor) -> Tensor:
-    """For each of n pictures another one, chosen by a uniform number each (n,): its successor in a random ring."""
+    """A partner for each of n pictures: the next one in a random ring, ordered by uniform numbers (n,)."""
     ring = chance.argsort()
     return ring.roll(-1)[ring.argsort()]
 
@@ -51,4 +51,4 @@ def partners(chance: Tensor) -> Tensor:
     objective=Proxies,
 )
 class FACL(SAVC):
-    """Scores as SAVC does, on what that base session gives."""
+    """SAVC's scores on the features of FACL's base session."""

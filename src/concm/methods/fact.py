@@ -41,21 +41,29 @@ LEARNED = "virtual_prototypes"
 
 @dataclass(frozen=True)
 class FACTSettings(Checked):
-    """Defaults: the authors' for CIFAR-100."""
+    """The settings of FACT, with the authors' values for CIFAR-100."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
-    virtual: int | None = setting(None, "Virtual prototypes; none: one a class to come (paper).", least=1)
-    scale: float = setting(16.0, "Of the cosines, in all losses and at test time (authors' code).", above=0)
+    virtual: int | None = setting(
+        None, "Number of virtual prototypes; none means one for each class to come (paper).", least=1
+    )
+    scale: float = setting(16.0, "Scale of the cosines in all losses and at test time (authors' code).", above=0)
     gamma: float = setting(0.001, "Weight of the losses that concern virtual prototypes (authors' code).", least=0)
     ties: int = setting(
-        3, "Base classes whose second choice a virtual prototype may be, drawn at random (authors' code).", least=1
+        3,
+        "Number of base classes, drawn at random, whose second choice a virtual prototype may be (authors' code).",
+        least=1,
     )
-    alpha: float = setting(0.5, "Mixing coefficients are drawn from Beta(alpha, alpha) (authors' code).", above=0)
+    alpha: float = setting(
+        0.5, "Parameter of Beta(alpha, alpha), which mixing coefficients are drawn from (authors' code).", above=0
+    )
     eta: float = setting(
         0.1, "Share of the comparison through virtual prototypes at test time (authors' code).", least=0, most=1
     )
-    nearest: int = setting(40, "Virtual prototypes that a test image is compared through (authors' code).", least=1)
+    nearest: int = setting(
+        40, "Number of virtual prototypes through which a test image is compared (authors' code).", least=1
+    )
     scale_min: float = setting(
         0.3,
         "Smallest area of a view's crop (chosen: ours; authors' code: shifts by up to four pixels, cutout).",
@@ -63,28 +71,30 @@ class FACTSettings(Checked):
         most=1,
     )
     jitter: float = setting(
-        0.4, "Brightness, contrast and saturation of the views (chosen: ours; authors' code: AutoAugment)."
+        0.4,
+        "Strength of changes in brightness, contrast and saturation of the views (chosen: ours; authors' code: "
+        "AutoAugment).",
     )
     grey: float = setting(0.2, "Share of views without colour (chosen: ours).")
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """A number of virtual prototypes that is set need not be known from elsewhere."""
+        """The number of classes to come, unless the number of virtual prototypes is set."""
         return () if self.virtual else (TOTAL,)
 
     @classmethod
     def mini_imagenet(cls) -> FACTSettings:
-        """The authors' for mini-ImageNet."""
+        """The authors' settings for mini-ImageNet."""
         return cls(gamma=0.01, scale_min=0.08)
 
     @classmethod
     def cub200(cls) -> FACTSettings:
-        """The authors' for CUB200."""
+        """The authors' settings for CUB200."""
         return cls(gamma=0.01, alpha=2.0, scale_min=0.08)
 
 
 class ForwardCompatible(Objective):
-    """A cosine classifier over base classes and virtual prototypes, on images and on mixtures half-way."""
+    """A cosine classifier over base classes and virtual prototypes, on images and on mixtures of half-way maps."""
 
     schedule = Schedule(epochs=600, batch=256, lr=0.1, warmup=0, weight_decay=5e-4)
     later = ("eta", "nearest")
@@ -108,14 +118,15 @@ class ForwardCompatible(Objective):
         settings, network, numbers = self.settings, opened(self.backbone), random[:, 0]
         views = augment.strong(pixels, numbers, self.transform.size, settings.scale_min, settings.jitter, settings.grey)
         maps = network.front(self.ready(views))
-        partner = gather(numbers[:, -1]).argsort()[first : first + len(labels)]
-        share = interpolated(self.quantiles, numbers[:, -2]).view(-1, 1, 1, 1)
+        among_shares, among_partners = numbers[:, -2], numbers[:, -1]
+        partner = gather(among_partners).argsort()[first : first + len(labels)]
+        share = interpolated(self.quantiles, among_shares).view(-1, 1, 1, 1)
         mixed = share * maps + (1 - share) * gather(maps)[partner]
         different = (labels != gather(labels)[partner]).float()
         scores, mixtures = (self._scores(network.back(part).mean((2, 3))) for part in (maps, mixed))
         recognised = F.cross_entropy(scores[:, : self.classes], labels)
         reserved = second_choice(scores, labels, self.allowed)
-        # Over the pairs of all processes, since shares of the batch differ in how many count.
+        # The mean is over all processes, since their shares of the batch differ in how many pairs count.
         forecast = (new_image(mixtures, self.classes) * different).mean() / gather(different).mean().clamp_min(1e-6)
         loss = recognised + settings.gamma * (reserved + forecast)
         return {"cross_entropy": recognised, "reserved": reserved, "forecast": forecast, "loss": loss}
@@ -128,7 +139,7 @@ class ForwardCompatible(Objective):
         return scores
 
     def classify(self, features: Tensor) -> Tensor:
-        """By the base classes' rows."""
+        """Scores of the base classes' rows."""
         return self._scores(features)[:, : self.classes]
 
     def learned(self) -> dict[str, Tensor]:
@@ -137,9 +148,9 @@ class ForwardCompatible(Objective):
 
 
 def second_choice(scores: Tensor, labels: Tensor, allowed: Tensor) -> Tensor:
-    """Without the true class, an image's nearest virtual prototype should win, of those that its class may have.
+    """Loss that makes the nearest virtual prototype that a class may have win, once the true class is left out.
 
-    Scores are (n, base classes + virtual), allowed (base classes, virtual).
+    Scores are (n, base classes + virtual), `allowed` is (base classes, virtual).
     """
     classes = len(allowed)
     nearest = scores[:, classes:].masked_fill(~allowed[labels], -torch.inf).argmax(1) + classes
@@ -147,21 +158,21 @@ def second_choice(scores: Tensor, labels: Tensor, allowed: Tensor) -> Tensor:
 
 
 def new_image(scores: Tensor, classes: int) -> Tensor:
-    """A mixture's nearest virtual prototype should win, and without it the nearest base class: (n,)."""
+    """Loss (n,) that makes a mixture's nearest virtual prototype win and, without that, its nearest base class."""
     virtual, known = scores[:, classes:].argmax(1) + classes, scores[:, :classes].argmax(1)
     first = F.cross_entropy(scores, virtual, reduction="none")
     return first + F.cross_entropy(without(scores, virtual), known, reduction="none")
 
 
 def without(scores: Tensor, labels: Tensor) -> Tensor:
-    """Scores of which one in each row cannot win."""
+    """Scores (n, c) with one entry of each row set so low that it cannot win."""
     return scores.scatter(1, labels[:, None], -torch.inf)
 
 
 def tied(virtual: int, classes: int, ties: int) -> Tensor:
     """Which virtual prototypes each base class may have (classes, virtual): each is tied to a few classes at random.
 
-    A class that none is tied to may have any.
+    A class to which none is tied may have any of them.
     """
     chosen = torch.rand(virtual, classes).argsort(1)[:, :ties]
     allowed = torch.zeros(virtual, classes, dtype=torch.bool).scatter(1, chosen, True).T
@@ -171,7 +182,7 @@ def tied(virtual: int, classes: int, ties: int) -> Tensor:
 def beta_quantiles(concentration: float, cells: int = 1024) -> Tensor:
     """The inverse distribution function of Beta(a, a) at equal steps from 0 to 1, (cells + 1,).
 
-    Integrated over the lower half as x = tᵐ ∕ 2, with m such that the density in t is finite for every a.
+    It is integrated over the lower half as x = tᵐ ∕ 2, with m such that the density in t is finite for every a.
     """
     power = max(1.0, 1 / concentration)
     edges = np.linspace(0, 1, 100_001)
@@ -183,7 +194,7 @@ def beta_quantiles(concentration: float, cells: int = 1024) -> Tensor:
 
 
 def interpolated(table: Tensor, uniform: Tensor) -> Tensor:
-    """Values between those of a table at equal steps, at places of 0..1."""
+    """Values between those of a table at equal steps, read at places from 0 to 1."""
     place = uniform * (len(table) - 1)
     below = place.long().clamp(max=len(table) - 2)
     return table[below] + (place - below) * (table[below + 1] - table[below])
@@ -220,8 +231,8 @@ class FACT(NCM):
     def scores(self, features: Tensor) -> Tensor:
         """Logarithm of the mixture of both comparisons' probabilities, on the scale of cosines.
 
-        So a constant added to some scores acts as it does on cosines, which these are, but for one number an image,
-        where eta is 0; and no score is lost to rounding where a probability is near 0 or 1.
+        A constant added to some scores then acts as it does on cosines: where eta is 0, the scores are the cosines plus
+        one number for each image. And no score is lost to rounding where a probability is near 0 or 1.
         """
         settings, units, rows = self.settings, F.normalize(features.to(self.device)), F.normalize(self.prototypes)
         directly = (settings.scale * units @ rows.T).log_softmax(1)

@@ -9,7 +9,7 @@ picture belongs to the class whose kept pictures have the nearest mean.
 Here: the base session trains sigmoid outputs on the shared backbone's features and leaves the backbone as it is; batch
 statistics stay those of the base session; the outputs see unit features, as the nearest mean does, and new ones begin
 at zero; sessions are shorter, at a smaller rate than the paper's, which is for a network that begins at random. All
-shots of a novel class are kept, as few as they are.
+shots of a novel class are kept, since there are so few.
 """
 
 from __future__ import annotations
@@ -32,27 +32,31 @@ from concm.records import Checked, setting
 
 @dataclass(frozen=True)
 class ICaRLSettings(Checked):
-    """Defaults: the paper's for CIFAR-100, but for the schedule."""
+    """The settings of iCaRL, with the paper's values for CIFAR-100 except for the schedule."""
 
-    memory: int = setting(2000, "Pictures kept in all, as many of each class seen so far (paper).", least=1)
-    epochs: int = setting(20, "Over new and kept pictures, a session (chosen: about 300 steps; paper: 70).", least=0)
+    memory: int = setting(2000, "Pictures kept in all, equally many of each class seen so far (paper).", least=1)
+    epochs: int = setting(
+        20, "Passes over new and kept pictures in each session (chosen: about 300 steps; paper: 70).", least=0
+    )
     base_epochs: int = setting(
         10,
-        "Of the base classes' outputs, on features (chosen: the backbone is trained already; paper: 70 of all).",
+        "Epochs of training the base classes' outputs on features (chosen: the backbone is trained already; paper: 70 "
+        "with the backbone).",
         least=0,
     )
     batch: int = setting(128, "Pictures in a step (paper).", least=1)
     lr: float = setting(
         0.1,
-        "Of SGD in sessions, for losses that are means over outputs (chosen: the paper's 2 breaks a trained backbone).",
+        "Rate of SGD in sessions, for losses that are means over outputs (chosen: the paper's 2 breaks a trained "
+        "backbone).",
         least=0,
     )
-    base_lr: float = setting(2.0, "Likewise, of the base classes' outputs (paper).", least=0)
-    weight_decay: float = setting(1e-5, "(paper)", least=0)
+    base_lr: float = setting(2.0, "Rate of SGD for the base classes' outputs (paper).", least=0)
+    weight_decay: float = setting(1e-5, "Weight decay of SGD (paper).", least=0)
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The budget is for all classes together."""
+        """Pictures, and the budget of exemplars for all classes together."""
         return PICTURES, f"{EXEMPLARS}: {self.memory} pictures in all"
 
 
@@ -64,7 +68,7 @@ class ICaRLSettings(Checked):
     settings=ICaRLSettings,
 )
 class ICaRL(PictureLearner):
-    """The network, an output (row) a class, exemplars in the order they were chosen in, and their means."""
+    """The network, one output (row) for each class, exemplars in the order they were chosen in, and their means."""
 
     kept = ("exemplars",)
 
@@ -84,7 +88,7 @@ class ICaRL(PictureLearner):
         self._keep(base.pictures, base.labels, units, self.base)
 
     def learn(self, session: Session) -> None:
-        """Train all on new and kept pictures, old outputs towards what they were; then choose exemplars anew."""
+        """Train everything on new and kept pictures, old outputs towards what they were; then choose exemplars."""
         session, settings = session.to(self.device), self.settings
         assert session.pictures is not None
         pictures = torch.cat([session.pictures, self.exemplars])
@@ -103,7 +107,7 @@ class ICaRL(PictureLearner):
     def _descend(
         self, weights: list[Tensor], read: Callable[[Tensor], Tensor], targets: Tensor, epochs: int, lr: float
     ) -> None:
-        """Train the rows, and the `weights` behind unit features that are read by index, to give targets (n, classes).
+        """Train the rows, and the `weights` behind the unit features that `read` gives, to targets (n, classes).
 
         The rate falls to a fifth after 7/10 and 9/10 of the steps, as in the paper.
         """
@@ -148,7 +152,7 @@ class ICaRL(PictureLearner):
 
     @property
     def parameter_count(self) -> int:
-        """The network's and the outputs'."""
+        """Number of weights in the network and the outputs."""
         return super().parameter_count + self.rows.numel()
 
 

@@ -26,7 +26,7 @@ from concm.methods.registry import method
 from concm.records import Checked, setting
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Of cosines (n, classes), labels (n,) and unit rows (classes, d)."""
+"""A loss of cosines (n, classes), labels (n,) and unit rows (classes, d)."""
 
 
 @dataclass(frozen=True)
@@ -34,26 +34,31 @@ class BaseTraining(Checked):
     """How a cosine classifier is trained on the base images: SGD with Nesterov momentum 0.9, cosine to zero."""
 
     epochs: int = setting(
-        30, "chosen: 100 change base and novel accuracies on validation banks by about 2 points at most.", least=0
+        30,
+        "Passes over the base images (chosen: 100 change base and novel accuracies on validation banks by about 2 "
+        "points at most).",
+        least=0,
     )
-    lr: float = setting(0.1, "chosen: that of CEC and ADBS for classifier and backbone together.", above=0)
-    batch: int = setting(64, "chosen: that of ADBS.", least=1)
-    weight_decay: float = setting(5e-4, "chosen: that of CEC and ADBS.", least=0)
+    lr: float = setting(
+        0.1, "Initial rate of SGD (chosen: that of CEC and ADBS for classifier and backbone together).", above=0
+    )
+    batch: int = setting(64, "Images in a step (chosen: that of ADBS).", least=1)
+    weight_decay: float = setting(5e-4, "Weight decay of SGD (chosen: that of CEC and ADBS).", least=0)
 
 
 @dataclass(frozen=True)
 class ImprintSettings(Checked):
-    """The paper names its scale "learnable" and gives the schedule of its own backbone only."""
+    """The settings of imprinting; the paper only calls its scale "learnable" and gives its own backbone's schedule."""
 
     scale: float = setting(
-        16.0, "chosen: what the learned scale of the cosines starts from (CEC's fixed one).", above=0
+        16.0, "Initial value of the learned scale of the cosines (chosen: CEC's fixed one).", above=0
     )
-    base: BaseTraining = setting(BaseTraining(), "Of the base classifier.")
+    base: BaseTraining = setting(BaseTraining(), "Training of the base classifier.")
 
 
 @method("imprint", title="weight imprinting", paper="CVPR 2018", settings=ImprintSettings)
 class Imprint(Learner):
-    """Learned rows for the base classes, imprinted ones for the others."""
+    """A cosine classifier with learned rows for the base classes and imprinted rows for the others."""
 
     values = (*Learner.values, "scale")
     kept = ("weights",)
@@ -78,12 +83,12 @@ class Imprint(Learner):
 
     @property
     def parameter_count(self) -> int:
-        """The base rows and the scale."""
+        """Number of weights in the base rows, and the scale."""
         return self.base * self.dimension + 1
 
 
 def imprinted(session: Session) -> Tensor:
-    """Unit rows (classes, d): every shot has the same vote, however long its feature."""
+    """Unit rows (classes, d): every shot counts the same, whatever the length of its feature."""
     return F.normalize(class_means(F.normalize(session.features), session.labels, session.classes))
 
 

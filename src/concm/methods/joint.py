@@ -1,7 +1,7 @@
-"""Joint training: a classifier trained anew at every session on all training images seen so far, as many of each class.
+"""Joint training: a classifier trained from scratch at every session on all images seen so far, balanced over classes.
 
-The usual upper reference of incremental learning, on the same frozen features; no few-shot learner may keep what it
-keeps. (Balanced joint training is argued for in "Does Prior Data Matter?", arXiv 2503.10003.)
+It is the usual upper reference of incremental learning, on the same frozen features; no few-shot learner may keep so
+many images. (Balanced joint training is argued for in "Does Prior Data Matter?", arXiv 2503.10003.)
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from concm.records import Checked, setting
 
 @dataclass(frozen=True)
 class JointSettings(Checked):
-    """All ours: there is no paper."""
+    """The settings of joint training, all of them ours, since there is no paper."""
 
-    scale: float = setting(16.0, "chosen: that of CEC's cosine classifier.", above=0)
-    training: BaseTraining = setting(BaseTraining(), "Of the classifier, at every session.")
+    scale: float = setting(16.0, "Scale of the cosines (chosen: that of CEC's cosine classifier).", above=0)
+    training: BaseTraining = setting(BaseTraining(), "Training of the classifier at every session.")
 
 
 @method(
@@ -36,7 +36,7 @@ class JointSettings(Checked):
     needs=(POOL, "exemplars: all images"),
 )
 class Joint(Learner):
-    """A cosine classifier over everything that there was."""
+    """A cosine classifier trained on all images of all classes seen."""
 
     kept = ("images", "labels")
 
@@ -58,7 +58,7 @@ class Joint(Learner):
         self._train(session.to(self.device))
 
     def _train(self, session: Session) -> None:
-        """From scratch, on as many images of each class as the smallest has."""
+        """Train from scratch, on as many images of each class as the smallest class has."""
         classes = range(session.classes.stop)
         fewest = int(torch.bincount(self.labels, minlength=len(classes)).min())
         order = torch.randperm(len(self.labels), generator=self.generator, device=self.device)
@@ -76,5 +76,5 @@ class Joint(Learner):
 
     @property
     def parameter_count(self) -> int:
-        """The rows."""
+        """Number of weights in the rows."""
         return self.weights.numel()

@@ -1,16 +1,16 @@
 """LCwoF (Kukleva, Kuehne and Schiele, "Generalized and Incremental Few-Shot Learning by Explicit Learning and
 Calibration without Forgetting", ICCV 2021).
 
-What base training, novel learning and keeping both want of the weights differs, so each has a phase of its own. Novel
-classes are learned from their shots alone, by a cross-entropy whose denominator holds the base classes too, while the
-backbone is held near the base model by a penalty on the distance of its weights. Then all classes are calibrated
+Learning the base classes, learning novel ones and keeping both ask for different weights, so each has its own phase.
+Novel classes are learned from their shots alone, by a cross-entropy whose denominator holds the base classes too, while
+the backbone is held near the base model by a penalty on the distance of its weights. Then all classes are calibrated
 jointly, on pictures of base and novel classes in balance.
 
 Here: the base phase leaves the shared backbone as it is and trains a cosine classifier on its features, where the
 paper's is linear; new rows begin at their shots' mean, not at random; the backbone's steps are those of the implicit
 method, since with the authors' penalty and rate explicit ones grow without end unless clipped; both phases are
-shortened at larger rates. Batch statistics stay the base's, as in the authors' code, which has one session only: later
-ones are ours.
+shortened at larger rates. Batch statistics stay those of the base session, as in the authors' code, which has only one
+session: how later ones go on is our choice.
 """
 
 from __future__ import annotations
@@ -33,41 +33,46 @@ from concm.records import Checked, setting
 
 @dataclass(frozen=True)
 class Phase(Checked):
-    """Steps of SGD with momentum 0.9, and what they minimise beside the penalty."""
+    """One phase of training by SGD with momentum 0.9: its steps, rates and loss."""
 
-    steps: int = setting(40, "Number of steps.", least=0)
-    lr: float = setting(0.04, "Rate of the rows.", least=0)
-    backbone_lr: float = setting(0.004, "Rate of the backbone.", least=0)
-    weight: float = setting(1.0, "Weight of the cross-entropy.", least=0)
+    steps: int = setting(40, "Number of steps in this phase.", least=0)
+    lr: float = setting(0.04, "Rate of the rows in this phase.", least=0)
+    backbone_lr: float = setting(0.004, "Rate of the backbone in this phase.", least=0)
+    weight: float = setting(1.0, "Weight of the cross-entropy beside the penalty in this phase.", least=0)
 
 
 @dataclass(frozen=True)
 class LCwoFSettings(Checked):
-    """Defaults: the authors' for 5 shots of mini-ImageNet, the only ones released."""
+    """The settings of LCwoF, with the authors' values for 5 shots of mini-ImageNet, the only ones released."""
 
     penalty: float = setting(
-        5e3, "Of the squared distance of the backbone's weights from the base model's (authors' code).", least=0
+        5e3,
+        "Weight of the squared distance between the backbone's weights and the base model's (authors' code).",
+        least=0,
     )
     novel: Phase = setting(
         Phase(steps=40, lr=0.04, backbone_lr=0.004, weight=1.0),
-        "New rows, all shots in each step (chosen: for some 150 epochs of the authors', at four times their rates).",
+        "Phase that trains the new rows, with all shots in each step (chosen: in place of some 150 epochs of the "
+        "authors', at four times their rates).",
     )
     joint: Phase = setting(
         Phase(steps=40, lr=0.025, backbone_lr=0.0025, weight=0.1),
-        "All rows (chosen: the authors' 200 epochs are some 1000 steps, at a 25th of these rates; weight: "
-        "authors' code).",
+        "Phase that trains all rows (chosen: the authors' 200 epochs are some 1000 steps, at a 25th of these rates; "
+        "weight: authors' code).",
     )
-    batch: int = setting(64, "Pictures in a step of the joint phase (chosen: one to 64 classes).", least=1)
+    batch: int = setting(
+        64, "Pictures in a step of the joint phase (chosen: one of each of 64 classes).", least=1
+    )
     exemplars: int = setting(5, "Pictures kept of each base class, the first ones (chosen: as many as shots).", least=1)
     scale: float = setting(
-        16.0, "What the learned scale of the cosines starts from (chosen: that of imprint).", above=0
+        16.0, "Initial value of the learned scale of the cosines (chosen: that of imprint).", above=0
     )
-    base: BaseTraining = setting(BaseTraining(), "Of the base classifier (chosen: that of imprint).")
+    base: BaseTraining = setting(BaseTraining(), "Training of the base classifier (chosen: that of imprint).")
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Pictures of both kinds of classes are kept."""
-        return PICTURES, f"{EXEMPLARS}: {self.exemplars} pictures a base class, all shots of a novel one"
+        """Pictures, and exemplars of base and of novel classes."""
+        return PICTURES, f"{EXEMPLARS}: {self.exemplars} pictures per base class, all shots of novel classes"
 
 
 @method(
@@ -78,7 +83,7 @@ class LCwoFSettings(Checked):
     settings=LCwoFSettings,
 )
 class LCwoF(PictureLearner):
-    """The network, the base model it is held near, a unit row a class, and exemplars."""
+    """The network, the base model it is held near, a unit row for each class, and exemplars."""
 
     values = (*PictureLearner.values, "scale")
     kept = ("exemplars",)
@@ -89,7 +94,7 @@ class LCwoF(PictureLearner):
         self.scale = self.settings.scale
 
     def build(self) -> None:
-        """The network, and the base model."""
+        """Make the network and the base model."""
         super().build()
         self.anchor = self.another().requires_grad_(False)
 
@@ -103,7 +108,7 @@ class LCwoF(PictureLearner):
         self.exemplars, self.labels = base.pictures[first], base.labels[first]
 
     def learn(self, session: Session) -> None:
-        """Phase 2: new rows, from the shots alone; phase 3: all rows, from exemplars of all classes alike."""
+        """Phase 2: train new rows on the shots alone; phase 3: train all rows on exemplars, balanced over classes."""
         session, settings = session.to(self.device), self.settings
         assert session.pictures is not None
         shots, labels = session.pictures, session.labels
@@ -119,7 +124,7 @@ class LCwoF(PictureLearner):
         self.rows = self._descend(settings.joint, balanced, self.rows[:0], torch.cat([self.rows, new]))
 
     def _descend(self, phase: Phase, draw: Callable[[], tuple[Tensor, Tensor]], fixed: Tensor, rows: Tensor) -> Tensor:
-        """Train the backbone and rows that come after `fixed` ones on what is drawn; the rows, of unit length."""
+        """Train the backbone and `rows`, which follow the `fixed` ones, on drawn batches; returns the unit rows."""
         rows, penalty = rows.clone().requires_grad_(), self.settings.penalty
         pace = implicit(phase.backbone_lr, penalty)
         weights, anchors = list(self.network.parameters()), list(self.anchor.parameters())
@@ -141,12 +146,12 @@ class LCwoF(PictureLearner):
 
     @property
     def parameter_count(self) -> int:
-        """The network's, the rows' and the scale."""
+        """Number of weights in the network and the rows, and the scale."""
         return sum(weight.numel() for weight in self.network.parameters()) + self.rows.numel() + 1
 
 
 def implicit(lr: float, penalty: float) -> float:
-    """The rate at which a step along the gradient is an implicit one for penalty·|x|²: stable for any penalty.
+    """The rate at which a step along the gradient is an implicit step for penalty·|x|², stable for any penalty.
 
     (x - lr·g) / (1 + 2·lr·penalty) = x - rate·(g + 2·penalty·x).
     """

@@ -23,25 +23,27 @@ from concm.records import Checked, setting
 
 @dataclass(frozen=True)
 class LIMITSettings(Checked):
-    """Of LIMIT; rates are the paper's times its number of steps over ours."""
+    """The settings of LIMIT; rates are the paper's, multiplied by its number of steps over ours."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
     way: int = setting(
         16,
-        "Classes of a task that pretend to be new (authors' code); half of the base classes where there are "
-        "fewer than 32.",
+        "Classes of a task that pretend to be new (authors' code); half of the base classes if there are fewer "
+        "than 32.",
         least=1,
     )
-    shot: int = setting(1, "Images they are known by (authors' code).", least=1)
+    shot: int = setting(1, "Images of each class that pretends to be new (authors' code).", least=1)
     queries: int = setting(
         2, "Images of each base class to be recognised in a task: 120 of 60 classes (authors' code: 128).", least=1
     )
-    scale: float = setting(16.0, "Of the cosines (authors' code: temperature 16).", above=0)
+    scale: float = setting(16.0, "Scale of the cosines (authors' code: temperature 16).", above=0)
     steps: int = setting(
-        100, "Tasks (chosen: for speed; authors' code: 20 epochs of 235 batches with 32 tasks each).", least=0
+        100, "Number of tasks (chosen: for speed; authors' code: 20 epochs of 235 batches with 32 tasks each).", least=0
     )
-    lr: float = setting(0.0094, "Of SGD (chosen: the authors' .0002 for as much of a way in fewer steps).", above=0)
+    lr: float = setting(
+        0.0094, "Rate of SGD (chosen: the authors' .0002, raised to get as far in fewer steps).", above=0
+    )
     period: float = setting(
         0.1,
         "Share of the steps after which the rate falls (authors' code: milestones 2, 4 and 6 of 20 epochs).",
@@ -51,12 +53,12 @@ class LIMITSettings(Checked):
 
     @classmethod
     def mini_imagenet(cls) -> LIMITSettings:
-        """Milestones 3, 6, 9, 12; T = 0.5 with the classifier alone normalised: 2·√512 after layer norm."""
+        """Milestones 3, 6, 9 and 12; T = 0.5 with only the classifier normalised, so 2·√512 after layer norm."""
         return cls(scale=45.0, period=0.15)
 
     @classmethod
     def cub200(cls) -> LIMITSettings:
-        """40 epochs of 24 batches, the rate halved after 20."""
+        """40 epochs of 24 batches, with the rate halved after 20."""
         return cls(lr=0.0019, period=0.5, decay=0.5)
 
 
@@ -69,7 +71,7 @@ class LIMIT(Evolving):
         self.settings = settings or LIMITSettings()
 
     def task(self, base: Session) -> tuple[Tensor, Tensor, Tensor]:
-        """Classifiers (base, d) of which some are prototypes of few shots, and queries with labels of all classes."""
+        """Classifiers (base, d), some of them prototypes of few shots, and queries of all classes with labels."""
         shot = self.settings.shot
         images = base.features[draw_each(base.labels, shot + self.settings.queries, self.generator)]
         way = min(self.settings.way, self.base // 2)

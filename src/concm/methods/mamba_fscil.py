@@ -12,9 +12,9 @@ the simplex; the convolution before the scan is left out, so that a position's p
 directions; the shortcut is linear for CIFAR-100 too, where the authors add the mean map itself. The second branch is
 added to vectors of the first that are scaled to one mean length, so that novel ones stay shorter than base ones, as in
 the authors' log. For CIFAR-100 it is trained at a lower rate, in half of the steps, and without averaging outputs of
-different samples: averaged, novel vectors may not outgrow base ones, and too many new pictures stay with base classes.
-The first stays frozen on CUB200 too; in the base session, pictures are mixed one by one and in even shares, and the
-rate falls along a cosine for all data.
+different samples: averaging keeps novel vectors from outgrowing base ones, and too many new pictures stay with base
+classes. The first branch stays frozen on CUB200 too; in the base session, pictures are mixed one by one and in even
+shares, and the rate falls along a cosine for all data.
 """
 
 from __future__ import annotations
@@ -45,49 +45,53 @@ from concm.training.recipe import Schedule
 
 @dataclass(frozen=True)
 class MambaFSCILSettings(Checked):
-    """Of the base session and the later ones; defaults: the authors' for CIFAR-100."""
+    """The settings of the base session and of later ones, with the authors' values for CIFAR-100."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
     width: int = setting(
         512,
-        "Dimensions of the simplex (authors' code: 640, and 512 for mini-ImageNet); as many as its vertices "
-        "need, if more.",
+        "Dimensions of the simplex (authors' code: 640, and 512 for mini-ImageNet); more if its vertices need more.",
         least=1,
     )
     inner: int = setting(
         128,
-        "Channels of a branch, half of its hidden layer's (chosen for a CPU; authors' code: the simplex's dimensions).",
+        "Channels of a branch, half of those of its hidden layer (chosen for a CPU; authors' code: the simplex's "
+        "dimensions).",
         least=1,
     )
     state: int = setting(
         8, "Numbers that the scan remembers of each channel (chosen for a CPU; authors' code: 256).", least=1
     )
     rank: int = setting(
-        8, "Of the step sizes Δ (chosen: Mamba's own, a sixteenth of the channels; authors' code: 256).", least=1
+        8, "Rank of the step sizes Δ (chosen: Mamba's own, a sixteenth of the channels; authors' code: 256).", least=1
     )
     scale_min: float = setting(0.6, "Smallest area of a crop in the base session (authors' code).", above=0, most=1)
-    jitter: float = setting(0.4, "Brightness, contrast and saturation in the base session (authors' code).")
+    jitter: float = setting(
+        0.4, "Strength of changes in brightness, contrast and saturation in the base session (authors' code)."
+    )
     blended: float = setting(
         0.4, "Share of pictures blended with another in the base session (authors' code: Mixup).", least=0
     )
     pasted: float = setting(0.4, "Share of pictures with a part of another pasted in (authors' code: CutMix).", least=0)
-    steps: int = setting(100, "Of the first later session (chosen for a CPU; authors' code: 200).", least=0)
-    more_steps: int = setting(0, "Of each session than of the one before (authors' code).", least=0)
+    steps: int = setting(
+        100, "Steps of the first session after the base session (chosen for a CPU; authors' code: 200).", least=0
+    )
+    more_steps: int = setting(0, "Steps that each session has more than the one before (authors' code).", least=0)
     batch: int = setting(64, "Maps in a step of a session (authors' code).", least=1)
     lr: float = setting(
         0.05, "Peak rate of the sessions (chosen on held-out base classes, for `length`; authors' code: 0.25)."
     )
     length: float = setting(
         2.0,
-        "Mean length of base classes' vectors that the second branch adds to (chosen on held-out base "
-        "classes; theirs: 31).",
+        "Mean length of base classes' vectors to which the second branch is added (chosen on held-out base "
+        "classes; authors': 31).",
         above=0,
     )
     shrink: float = setting(100.0, "Weight of the second branch's gate on base classes (authors' code).")
-    grow: float = setting(1e-5, "Weight of its gate on novel classes (authors' code).")
+    grow: float = setting(1e-5, "Weight of the second branch's gate on novel classes (authors' code).")
     separate: float = setting(
-        1e-3, "Weight of the likeness of its parameters for base and novel classes (authors' code)."
+        1e-3, "Weight of the likeness of the second branch's parameters for base and novel classes (authors' code)."
     )
     mixing: float = setting(
         0.0,
@@ -95,14 +99,15 @@ class MambaFSCILSettings(Checked):
         "authors': 0.75).",
     )
     lengths: bool = setting(
-        True, "In sessions, longer targets, so more weight, for classes that are rare in the batch (authors' code)."
+        True,
+        "Give classes that are rare in the batch longer targets in sessions, and so more weight (authors' code).",
     )
-    copies: int = setting(1, "How often the mean map of an earlier novel class comes (authors' code).", least=1)
+    copies: int = setting(1, "Number of copies of the mean map of each earlier novel class (authors' code).", least=1)
     more_base: bool = setting(
-        False, "Let the mean maps of base classes come as often as there were sessions (authors' code)."
+        False, "Repeat the mean maps of base classes as often as there were sessions (authors' code)."
     )
-    momentum: float = setting(0.9, "Of SGD in sessions (authors' code).")
-    weight_decay: float = setting(5e-4, "Of SGD in sessions (authors' code).")
+    momentum: float = setting(0.9, "Momentum of SGD in sessions (authors' code).")
+    weight_decay: float = setting(5e-4, "Weight decay of SGD in sessions (authors' code).")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,16 +116,16 @@ class MambaFSCILSettings(Checked):
 
     @classmethod
     def mini_imagenet(cls) -> MambaFSCILSettings:
-        """The authors' for mini-ImageNet, whose sessions have 100 to 170 steps; but not their rate and mixing."""
+        """The authors' settings for mini-ImageNet (100 to 170 steps per session), except for rate and mixing."""
         base: dict[str, Any] = {"scale_min": 0.08, "blended": 0.0, "pasted": 0.0}
         losses: dict[str, Any] = {"grow": 0.0, "separate": 0.5, "copies": 10, "more_base": True}
         return cls(**base, **losses, steps=100, more_steps=10, length=1.0)
 
     @classmethod
     def cub200(cls) -> MambaFSCILSettings:
-        """The authors' for CUB200, whose sessions have 200 to 290 steps, with base means once in each.
+        """The authors' settings for CUB200: 200 to 290 steps per session, with base means once in each.
 
-        Mixing is theirs too: without it, so heavy a `grow` has no bound.
+        Mixing is theirs too: without it, the gate would grow without bound under so large a `grow`.
         """
         base: dict[str, Any] = {"width": 1024, "scale_min": 0.08, "jitter": 0.3, "blended": 0.0, "pasted": 0.0}
         losses: dict[str, Any] = {"grow": 10.0, "mixing": 0.5, "lengths": False, "copies": 10}
@@ -136,7 +141,7 @@ class Response(NamedTuple):
 
 
 class Branch(nn.Module):
-    """A selective state-space model over the positions of a map, in four directions; `silent`: with its gate shut."""
+    """A selective state-space model over the positions of a map, in four directions; if `silent`, its gate is shut."""
 
     def __init__(
         self, channels: int, shape: Sequence[int], width: int, settings: MambaFSCILSettings, silent: bool = False
@@ -166,7 +171,7 @@ class Branch(nn.Module):
             nn.init.zeros_(self.gate.weight)
 
     def forward(self, maps: Tensor) -> Response:
-        """(n, channels, h, w) → vectors, and what the losses of sessions are about."""
+        """(n, channels, h, w) → vectors, and the other quantities that the losses of sessions use."""
         tokens = self.enter(maps.flatten(2).transpose(1, 2)) + self.place
         signal, gate = F.silu(self.signal(tokens)).float(), self.gate(tokens).float()
         selected = self.select(signal).float()
@@ -190,7 +195,7 @@ def selective_scan(
     """Mean over orders of y_t = C_t h_t, where h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_t, at each position.
 
     Signal x and Δ are (n, positions, inner), A is (inner, state), B and C are (n, positions, state). What a position
-    does to the state is the same from all directions, so it is worked out once.
+    does to the state is the same in all directions, so it is computed once.
     """
     with torch.autocast(signal.device.type, enabled=False):
         decay = (delta[..., None] * a).exp().unbind(1)
@@ -221,7 +226,7 @@ class Neck(nn.Module):
 
 
 IN_BASE_SESSION = ("width", "inner", "state", "rank", "scale_min", "jitter", "blended", "pasted")
-"""The settings that shape the neck and its training; the others are of later sessions."""
+"""Names of the settings that shape the neck and its training; the others belong to later sessions."""
 
 
 class OntoSimplex(Objective):
@@ -254,7 +259,7 @@ class OntoSimplex(Objective):
         return {"loss": (share * own + (1 - share) * other).mean()}
 
     def classify(self, features: Tensor) -> Tensor:
-        """By the cosine to the vertices of the base classes."""
+        """Cosines to the vertices of the base classes."""
         vertices = self.simplex[: self.classes].T
         return torch.cat([F.normalize(self.neck(folded(part, self.shape))) @ vertices for part in parts(features)])
 
@@ -274,9 +279,9 @@ def map_shape(stage: Stage) -> list[int]:
 
 
 def mix(images: Tensor, others: Tensor, random: Tensor, blended: float, pasted: float) -> tuple[Tensor, Tensor]:
-    """Blend some images (n, 3, s, s) with others, paste a box of others into some; and the share (n,) of its own left.
+    """Blend some images (n, 3, s, s) with others, paste a box of others into some; returns also the share (n,) left.
 
-    Random numbers (n, 4 or more): which of the two, how much, and where the box has its centre.
+    Random numbers (n, 4 or more): whether to blend or paste, how much, and row and column of the box's centre.
     """
     kind, share, size = random[:, 0], random[:, 1], images.shape[-1]
     steps, half = torch.arange(size, device=images.device) + 0.5, (1 - share).sqrt() * size / 2
@@ -298,7 +303,7 @@ def folded(features: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def parts(features: Tensor) -> tuple[Tensor, ...]:
-    """A few hundred at a time, since a scan takes a state for each channel at each position."""
+    """The features in chunks of a few hundred, since a scan keeps a state for each channel at each position."""
     return torch.split(features, 512)
 
 
@@ -312,7 +317,7 @@ def parts(features: Tensor) -> tuple[Tensor, ...]:
     objective=OntoSimplex,
 )
 class MambaFSCIL(Learner):
-    """The base session's neck and simplex, a second branch, and one mean map a class."""
+    """The base session's neck and simplex, a second branch, and one mean map for each class."""
 
     values = (*Learner.values, "shape", "room", "scale")
     kept = ("means",)
@@ -325,7 +330,7 @@ class MambaFSCIL(Learner):
         self.scale = 1.0
 
     def build(self) -> None:
-        """Both branches, the second one silent."""
+        """Make both branches, the second one silent."""
         channels = self.dimension // math.prod(self.shape)
         self.neck = Neck(channels, self.shape, self.room, self.settings).to(self.device).requires_grad_(False)
         self.novel = Branch(channels, self.shape, self.room, self.settings, silent=True).to(self.device)
@@ -333,7 +338,9 @@ class MambaFSCIL(Learner):
     def fit_base(self, base: BaseSession) -> None:
         """Take over what the base session learned."""
         if not base.learned.keys() >= {"simplex", "shape"}:
-            raise Misuse("mamba_fscil needs its own base session: `concm train` the backbone with --method mamba_fscil")
+            raise Misuse(
+                "mamba_fscil needs its own base session: train the backbone with `concm train --method mamba_fscil`"
+            )
         self.shape, self.room = base.learned["shape"].tolist(), base.learned["simplex"].shape[1]
         base = self.begin(base)
         weights = {name.removeprefix("neck."): value for name, value in base.learned.items() if name[:5] == "neck."}
@@ -347,7 +354,7 @@ class MambaFSCIL(Learner):
         self.scale = self.settings.length / float(lengths.mean())
 
     def learn(self, session: Session) -> None:
-        """Regress the second branch's shifts on shots and on mean maps of all earlier classes, from where it was."""
+        """Go on training the second branch, on the shots and on mean maps of all earlier classes."""
         if session.classes.stop > len(self.simplex):
             raise Misuse(
                 f"mamba_fscil has {len(self.simplex)} vertices and cannot learn {session.classes.stop} classes"
@@ -378,12 +385,12 @@ class MambaFSCIL(Learner):
 
     @torch.no_grad()
     def _frozen(self, features: Tensor) -> Tensor:
-        """Vectors of the first branch; those of base classes have the length that is set, on average."""
+        """Vectors of the first branch, scaled so that those of base classes have the mean length `length`."""
         vectors: Tensor = self.scale * self.neck(folded(features, self.shape))
         return vectors
 
     def _regression(self, found: Tensor, labels: Tensor) -> Tensor:
-        """Dot-regression, of the averages with other samples' outputs in some steps.
+        """Dot-regression; in some steps, of outputs averaged with those of other samples.
 
         A target of length l asks for a dot product of l, so a miss counts l² times.
         """

@@ -4,7 +4,7 @@ As in C-FSCIL one layer maps features to a wide space and prototypes are what it
 ask for neural collapse instead of orthogonality: classes should have the cosine of a simplex of all classes to come,
 −1 / (K − 1), and whatever deviates from it to either side counts against the true class. Later sessions train nothing.
 
-Here: pre-training with fused classes is the backbone's affair, and hundreds of episodes stand for 70 000.
+Here: pre-training with fused classes is left to the backbone, and hundreds of episodes stand for 70 000.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from concm.records import Checked, setting
 
 @dataclass(frozen=True)
 class MetaNCSettings(Checked):
-    """Of MetaNC; what the paper changes for other data concerns the backbone."""
+    """The settings of MetaNC; what the paper changes for other data concerns the backbone."""
 
     width: int = setting(512, "Dimensions of the wide space (authors' code).", least=1)
-    steepness: float = setting(10.0, "Of the softabs of a deviation from the simplex (authors' code).", above=0)
-    scale: float = setting(10.0, "Of the cosines in the loss (authors' code).", above=0)
+    steepness: float = setting(
+        10.0, "Steepness of the softabs of a deviation from the simplex (authors' code).", above=0
+    )
+    scale: float = setting(10.0, "Scale of the cosines in the loss (authors' code).", above=0)
     shot: int = setting(5, "Images of each base class behind a prototype of an episode (authors' code).", least=1)
     queries: int = setting(2, "Images of each base class to be recognised in an episode (chosen: for speed).", least=1)
-    steps: int = setting(150, "Episodes (chosen: for speed; authors' code: 70 000).", least=0)
-    lr: float = setting(0.01, "Of the episodes; it falls as in C-FSCIL (authors' code).", above=0)
+    steps: int = setting(150, "Number of episodes (chosen: for speed; authors' code: 70 000).", least=0)
+    lr: float = setting(0.01, "Rate in the episodes, which falls as in C-FSCIL (authors' code).", above=0)
 
 
 @method(

@@ -2,8 +2,10 @@
 
 At the end of training, class means and classifier collapse to a simplex; so the simplex is fixed from the start, with a
 vertex for every class to come, and a neck is regressed onto it: no vertex ever moves, only the neck is trained in
-sessions, on the shots and on one mean feature of each earlier class. Here: the backbone is the shared frozen one, so
-the base session too trains the neck alone, without mixed images, and pooled features stand for maps.
+sessions, on the shots and on one mean feature of each earlier class.
+
+Here: the backbone is the shared frozen one, so the base session too trains only the neck, without mixed images, and
+pooled features stand for maps.
 """
 
 from __future__ import annotations
@@ -26,49 +28,48 @@ from concm.records import Checked, setting
 
 @dataclass(frozen=True)
 class NCFSCILSettings(Checked):
-    """Defaults: the authors' for CIFAR-100."""
+    """The settings of NC-FSCIL, with the authors' values for CIFAR-100."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
-    width: int = setting(
-        512, "Dimensions of the simplex (authors' code); as many as its vertices need, if that is more.", least=1
-    )
+    width: int = setting(512, "Dimensions of the simplex (authors' code); more if its vertices need more.", least=1)
     hidden: float = setting(
         1.0,
-        "Width of the neck's two hidden layers, in feature dimensions (chosen for a CPU; authors' code: 2).",
+        "Width of the neck's two hidden layers, in multiples of the feature dimension (chosen for a CPU; authors' "
+        "code: 2).",
         least=0,
     )
     base_steps: int = setting(
-        80, "Of the base session (chosen; the authors train the backbone with it, for 200 epochs).", least=0
+        80, "Steps of the base session (chosen; the authors train the backbone with it, for 200 epochs).", least=0
     )
     base_batch: int = setting(
         128, "Features in a step of the base session (chosen; authors' code: 512 images).", least=1
     )
     base_lr: float = setting(0.25, "Peak rate of the base session (authors' code).")
-    steps: int = setting(50, "Of the first session (authors' code).", least=0)
+    steps: int = setting(50, "Steps of the first session after the base session (authors' code).", least=0)
     more_steps: int = setting(
-        21, "Of each session than of the one before (authors' code: 50, 75, 100, 120, 140, 160, 200, 200).", least=0
+        21,
+        "Steps that each session has more than the one before (authors' code: 50, 75, 100, 120, 140, 160, 200, 200).",
+        least=0,
     )
     batch: int = setting(64, "Features in a step of a session (authors' code).", least=1)
     lr: float = setting(0.25, "Peak rate of the sessions (authors' code).")
-    mixing: float = setting(
-        0.75, "Share of the steps in which outputs are averaged with those of other samples (authors' code)."
-    )
-    lengths: bool = setting(True, "In sessions, longer targets for classes that are rare in the batch (authors' code).")
+    mixing: float = setting(0.75, "Share of the steps that average outputs of different samples (authors' code).")
+    lengths: bool = setting(True, "Give classes that are rare in the batch longer targets in sessions (authors' code).")
     repeated: bool = setting(
         False, "Repeat the means of earlier novel classes as many times as there were sessions (authors' code)."
     )
-    momentum: float = setting(0.9, "Of SGD (authors' code).")
-    weight_decay: float = setting(5e-4, "Of SGD (authors' code).")
+    momentum: float = setting(0.9, "Momentum of SGD (authors' code).")
+    weight_decay: float = setting(5e-4, "Weight decay of SGD (authors' code).")
 
     @classmethod
     def mini_imagenet(cls) -> NCFSCILSettings:
-        """The authors' for mini-ImageNet: 100 to 170 steps."""
+        """The authors' settings for mini-ImageNet: 100 to 170 steps per session."""
         return cls(lr=0.025, steps=100, more_steps=10, mixing=0.0, lengths=False, repeated=True)
 
     @classmethod
     def cub200(cls) -> NCFSCILSettings:
-        """The authors' for CUB200: 105 to 150 steps."""
+        """The authors' settings for CUB200: 105 to 150 steps per session."""
         return cls(base_lr=0.025, lr=0.05, steps=105, more_steps=5, mixing=0.0, lengths=False, repeated=True)
 
 
@@ -102,7 +103,7 @@ class Neck(nn.Module):
     needs=(TOTAL,),
 )
 class NCFSCIL(Learner):
-    """A fixed simplex, a neck, and one mean feature a class."""
+    """A fixed simplex, a neck, and one mean feature for each class."""
 
     values = (*Learner.values, "total")
     kept = ("means",)
@@ -113,7 +114,7 @@ class NCFSCIL(Learner):
         self.total = 0
 
     def build(self) -> None:
-        """The neck, as wide as the simplex needs."""
+        """Make the neck, as wide as the simplex needs."""
         width = max(self.settings.width, self.total - 1)
         self.neck = Neck(self.dimension, max(1, round(self.settings.hidden * self.dimension)), width).to(self.device)
 
@@ -131,7 +132,7 @@ class NCFSCIL(Learner):
         self._regress(base.features, base.labels, settings.base_steps, settings.base_batch, settings.base_lr)
 
     def learn(self, session: Session) -> None:
-        """Regress the shots and the means of all earlier classes onto their vertices, from where the neck was."""
+        """Go on training the neck, by regressing the shots and the means of all earlier classes onto their vertices."""
         self._find_room(session)
         session, settings = session.to(self.device), self.settings
         earlier = torch.arange(len(self.means), device=self.device)
@@ -186,11 +187,11 @@ class NCFSCIL(Learner):
 
 
 def dot_regression(vectors: Tensor, vertices: Tensor, lengths: Tensor) -> Tensor:
-    """L_DR, ten times: unit vectors (n, d) and their vertices, of these lengths, have a dot product of one."""
+    """Ten times L_DR: least where unit vectors (n, d) have a dot product of one with vertices of these lengths (n,)."""
     return 5 * (lengths * (F.normalize(vectors) * vertices).sum(1) - 1).square().mean()
 
 
 def balance(labels: Tensor) -> Tensor:
-    """√(mean count ∕ count) of each label's class in the batch (n,): one for all where classes are balanced."""
+    """√(mean count ∕ count) of each label's class in the batch (n,); it is one for all if classes are balanced."""
     counts = torch.bincount(labels)
     return (counts[counts > 0].float().mean() / counts[labels]).sqrt()

@@ -1,7 +1,7 @@
-"""Nearest class mean with one number added to all novel scores: how far a mere trade-off goes.
+"""Nearest class mean with one number added to all novel scores: how far a trade-off of base against novel goes.
 
 The number is chosen on pseudo-incremental episodes of the base classes. A backbone that was trained on those classes
-separates them far better than novel ones, so the choice says little there; the whole curve stands in every picture.
+separates them far better than novel ones, so the choice says little there; every figure shows the whole curve.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from concm.methods.registry import method
 from concm.metrics import trade_off
 
 EPISODES = 20
-SHOTS = 5  # whatever the scenario's: shots are not known before the first session brings them
+SHOTS = 5  # in every scenario, since the number of shots is not known before the first session
 
 
 @method("ncm_bias", title="nearest class mean, novel scores raised by a constant", paper="control", group="control")
 class NCMBias(NCM):
-    """One scalar more than NCM, and the same prototypes."""
+    """The same prototypes as NCM, and one number that is added to novel scores."""
 
     values = (*NCM.values, "bias")
 
@@ -46,12 +46,12 @@ class NCMBias(NCM):
 
     @property
     def parameter_count(self) -> int:
-        """The bias."""
+        """One: the bias."""
         return 1
 
 
 def _harmonic_means(base: BaseSession, generator: np.random.Generator, biases: np.ndarray) -> np.ndarray:
-    """HM for each bias in one episode: 5 shots of each pseudo-novel class, all its other images to be classified."""
+    """HM for each bias in one episode: 5 shots of each pseudo-novel class, and all its other images as test images."""
     novel = generator.permutation(len(base.classes))[: max(1, len(base.classes) // 3)]
     means, tested = base.mean.clone(), torch.ones(len(base.labels), dtype=torch.bool)
     for label in novel.tolist():

@@ -1,6 +1,6 @@
 """The oracle: nearest class mean that knows every class's true mean, from all its training images.
 
-What remains of the gap to it is what few shots cost; no few-shot learner may see what it sees.
+The gap between a method and the oracle is what few shots cost; no few-shot learner may see so many images.
 """
 
 from __future__ import annotations

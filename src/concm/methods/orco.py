@@ -3,8 +3,10 @@
 Pseudo-targets, as orthogonal to each other as they can be, are made for all classes to come, and class means are
 assigned to those they are nearest to. A projector is drawn to the targets by cross-entropy, by contrast in which
 perturbed targets take part, so that those still free keep a margin, and by a loss that keeps class means and targets
-orthogonal; each session begins again from the base session's projector. Here: the backbone is the shared frozen one and
-the projector begins untrained, where the paper trains both by contrast first; views are those that are stored.
+orthogonal; each session begins again from the base session's projector.
+
+Here: the backbone is the shared frozen one and the projector begins untrained, where the paper trains both by contrast
+first; views are those that the bank has stored.
 """
 
 from __future__ import annotations
@@ -30,46 +32,52 @@ from concm.records import Checked, setting
 
 @dataclass(frozen=True)
 class OrCoSettings(Checked):
-    """Defaults: the authors' for CIFAR-100."""
+    """The settings of OrCo, with the authors' values for CIFAR-100."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
     targets: int | None = setting(
-        None, "Pseudo-targets; none: one a class to come (authors' code: 100, and 256 for CUB200).", least=1
+        None,
+        "Number of pseudo-targets; none means one for each class to come (authors' code: 100, and 256 for CUB200).",
+        least=1,
     )
-    width: int = setting(128, "Of the projector and its targets (authors' code); more if the targets need it.", least=1)
-    hidden: int = setting(512, "Of the projector (chosen for a CPU; authors' code: 2048).", least=1)
+    width: int = setting(
+        128, "Dimensions of the projector's output and its targets (authors' code); more if these need more.", least=1
+    )
+    hidden: int = setting(512, "Hidden units of the projector (chosen for a CPU; authors' code: 2048).", least=1)
     exemplars: int = setting(5, "Images kept of each base class, the first ones (authors' code).", least=1)
     perturbation: float = setting(9e-5, "Largest noise in a target's coordinates (authors' code).", least=0)
-    temperature: float = setting(0.07, "Of the contrast (authors' code).", above=0)
-    novel_weight: float = setting(0.5, "Of the cross-entropy of novel samples in sessions (authors' code).")
-    base_weight: float = setting(0.0, "Of the cross-entropy of base samples in sessions (authors' code).")
+    temperature: float = setting(0.07, "Temperature of the contrast (authors' code).", above=0)
+    novel_weight: float = setting(0.5, "Weight of the cross-entropy of novel samples in sessions (authors' code).")
+    base_weight: float = setting(0.0, "Weight of the cross-entropy of base samples in sessions (authors' code).")
     base_steps: int = setting(
-        235, "Of the base session (chosen: a tenth of the authors', which are 10 epochs of 30 000 images).", least=0
+        235,
+        "Steps of the base session (chosen: a tenth of the authors', which are 10 epochs of 30 000 images).",
+        least=0,
     )
     base_batch: int = setting(128, "Images in a step of the base session (authors' code).", least=1)
     base_lr: float = setting(0.25, "Peak rate of the base session (authors' code).")
     steps: int = setting(
-        130, "Of each later session (chosen: a fifth of the authors', which are 100 epochs of 6 to 8).", least=0
+        130, "Steps of each later session (chosen: a fifth of the authors', which are 100 epochs of 6 to 8).", least=0
     )
     batch: int = setting(64, "Images in a step of a session (authors' code).", least=1)
     lr: float = setting(0.1, "Peak rate of the sessions (authors' code).")
-    momentum: float = setting(0.9, "Of SGD, which is dampened by as much (authors' code).")
+    momentum: float = setting(0.9, "Momentum of SGD, and its dampening (authors' code).")
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """A number of targets that is set need not be known from elsewhere."""
-        kept = f"{EXEMPLARS}: {self.exemplars} a base class, all shots of a novel one"
+        """Exemplars and views, and the number of classes to come unless the number of targets is set."""
+        kept = f"{EXEMPLARS}: {self.exemplars} per base class, all shots of novel classes"
         return (kept, VIEWS) if self.targets else (kept, VIEWS, TOTAL)
 
     @classmethod
     def mini_imagenet(cls) -> OrCoSettings:
-        """The authors' for mini-ImageNet, with steps shortened as in the defaults."""
+        """The authors' settings for mini-ImageNet, with steps shortened as in the defaults."""
         return cls(perturbation=1e-2, base_lr=0.1)
 
     @classmethod
     def cub200(cls) -> OrCoSettings:
-        """The authors' for CUB200, with steps shortened as in the defaults."""
+        """The authors' settings for CUB200, with steps shortened as in the defaults."""
         schedule: dict[str, Any] = {"base_lr": 0.025, "steps": 480, "batch": 32, "lr": 0.05}
         return cls(targets=256, width=256, perturbation=1e-2, base_weight=0.6, **schedule)
 
@@ -105,7 +113,7 @@ class OrCo(Learner):
         self.count, self.seen = 0, 0
 
     def build(self) -> None:
-        """The projector, and the one of the base session that it begins from in each session."""
+        """Make the projector, and the base session's one, from which each session begins."""
         width = max(self.settings.width, self.count - 1)
         self.aligned = OrCoProjector(self.dimension, self.settings.hidden, width).to(self.device)
         self.projector = OrCoProjector(self.dimension, self.settings.hidden, width).to(self.device)
@@ -129,7 +137,7 @@ class OrCo(Learner):
         self.images, self.labels = self.images[first], base.labels[first]
 
     def learn(self, session: Session) -> None:
-        """Assign the new classes to free targets, and align the base session's projector anew to all images kept."""
+        """Assign the new classes to free targets, and align the base session's projector to all images kept."""
         self._find_room(session)
         session, settings = session.to(self.device), self.settings
         self.projector.load_state_dict(self.aligned.state_dict())
@@ -145,7 +153,7 @@ class OrCo(Learner):
             raise Misuse(f"orco has {self.count} targets and cannot learn {session.classes.stop} classes")
 
     def _assign(self, directions: Tensor) -> None:
-        """Put the free targets that match new class means (n, width) best, all in all, after those of known classes."""
+        """Move the free targets that together match new class means (n, width) best behind those of known classes."""
         free = self.targets[self.seen :]
         chosen = torch.from_numpy(assignment(-(directions @ free.T).double().cpu().numpy())).to(self.device)
         left = torch.ones(len(free), dtype=torch.bool, device=self.device).index_fill_(0, chosen, False)
@@ -186,7 +194,7 @@ class OrCo(Learner):
 
 
 def versions(session: Session, count: int | None = None) -> Tensor:
-    """Each image's features and those of its views (n, count, d); with too few of them, some come again."""
+    """Each image's features and those of its views (n, count, d); if there are too few, some are repeated."""
     found = session.features[:, None]
     if session.views is not None:
         found = torch.cat([found, session.views], 1)

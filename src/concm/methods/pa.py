@@ -8,9 +8,9 @@ paper argues, makes the new classifier rows rest on what is unique.
 
 Here: no code is public and the paper leaves much open, so this follows its idea, and almost all numbers are ours; the
 cosine to the family counts a tenth of that to the species. Families of CUB200 are taxonomic, those of CIFAR-100 its
-superclasses; a class that neither has is a family of its own. Base rows become class means after the base session, as
-new rows begin as such; a family that a session brings gets as residual prototype what the mean of its shots has beyond
-the mean of all base classes. Old rows are fixed, so that what mixing does to new ones is to draw them to their family.
+superclasses; a class in neither table is a family of its own. Base rows become class means after the base session,
+since new rows begin as means too; a new family's residual prototype is the mean of its shots minus the mean of all base
+classes. Old rows are fixed, so that mixing draws new rows to their family.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ SHORT = 0.05
 
 @dataclass(frozen=True)
 class PASettings(Checked):
-    """The paper's own numbers are not known to us, so what is not its idea is chosen.
+    """The settings of PA; the paper's own numbers are not known to us, so all but its idea is chosen.
 
     They were tried on training images of CUB's 100 base species, 40 of which played new ones, with a linear map on
-    frozen ImageNet features for a backbone: harmonic means over three splits, of which less than a point says nothing.
-    They fall with the family's weight (0: 66.9, 0.1: 66.4, 0.25: 65.2, 0.5: 62.1, 1: 58.9; nearest class mean: 65.2),
-    and it is new species of known families that lose; 0.1 is the least that was tried above nothing.
+    frozen ImageNet features for a backbone. The figures are harmonic means over three splits; differences below a point
+    mean nothing. They fall with the family's weight (0: 66.9, 0.1: 66.4, 0.25: 65.2, 0.5: 62.1, 1: 58.9; nearest class
+    mean: 65.2), and it is new species of known families that lose; 0.1 is the smallest weight above 0 that was tried.
     """
 
-    scale: float = setting(16.0, "Of the cosines in every cross-entropy (chosen: CEC's).", above=0)
+    scale: float = setting(16.0, "Scale of the cosines in every cross-entropy (chosen: CEC's).", above=0)
     kinship: float = setting(
         1.0, "Weight of the residuals' cross-entropy over families (chosen: the plain sum).", least=0
     )
@@ -63,18 +63,20 @@ class PASettings(Checked):
         most=1,
     )
     steps: int = setting(
-        50, "Of each session (chosen: brief, since rows begin at the shots' means; none: 64.6).", least=0
+        50, "Steps of each session (chosen: few, since rows begin at the shots' means; with 0 steps: 64.6).", least=0
     )
     lr: float = setting(
-        0.01, "Peak rate of the new rows, along half a cosine (chosen: 66.7; 0.003: 65.8, 0.1: 65.9).", above=0
+        0.01,
+        "Peak rate of the new rows, which falls along half a cosine (chosen: 66.7; 0.003: 65.8, 0.1: 65.9).",
+        above=0,
     )
 
 
 class ResidualPrototypes(Objective):
-    """Species by their cosines to species and family; families by what of a feature is not its species."""
+    """Cross-entropy of the species, by cosines to species and family, and of the family, by the features' residuals."""
 
     schedule = Schedule(epochs=100, batch=128, lr=0.1, warmup=0, weight_decay=5e-4)
-    "Chosen: CEC's, as are the views."
+    "The schedule of CEC (chosen, as are the views)."
     later = ("mixing", "steps", "lr")
 
     def __init__(self, stage: Stage, settings: PASettings) -> None:
@@ -98,7 +100,7 @@ class ResidualPrototypes(Objective):
         return {"species": recognised, "families": grouped, "loss": recognised + settings.kinship * grouped}
 
     def classify(self, features: Tensor) -> Tensor:
-        """By the sum of both cosines."""
+        """Weighted sums of the cosines to species and family."""
         return nearness(
             features, self.species.weight, self.families.weight, self.family_of, weight=self.settings.family
         )
@@ -141,7 +143,7 @@ class PrototypeAntithesis(Learner):
         self.family_of = torch.tensor(places, device=self.device)
 
     def learn(self, session: Session) -> None:
-        """Learn the rows of new species from their shots and from these with their family's residual mixed in."""
+        """Learn the rows of new species, from their shots with and without their family's residual mixed in."""
         session, settings = session.to(self.device), self.settings
         places, families = related(session.names, self.families)
         own = torch.tensor(places, device=self.device)
@@ -166,7 +168,7 @@ class PrototypeAntithesis(Learner):
         self.prototypes = torch.cat([self.prototypes, F.normalize(rows.detach())])
 
     def scores(self, features: Tensor) -> Tensor:
-        """The sum of the cosines to every species and to its family."""
+        """Weighted sums of the cosines to every species and to its family."""
         return self._nearness(features.to(self.device), self.prototypes)
 
     def _nearness(self, features: Tensor, species: Tensor) -> Tensor:
@@ -174,12 +176,12 @@ class PrototypeAntithesis(Learner):
 
     @property
     def parameter_count(self) -> int:
-        """The residual prototypes of the base session, and the rows of new species."""
+        """Number of weights in the base session's residual prototypes and in the rows of new species."""
         return (self.learned_families + len(self.prototypes) - self.base) * self.dimension
 
 
 def related(names: Iterable[str], known: Iterable[str] = ()) -> tuple[list[int], list[str]]:
-    """The place of each class's family in the list of families, and that list: those known, then those that come."""
+    """The index of each class's family in the list of families, and that list: known families, then new ones."""
     families = list(known)
     places = []
     for name in names:
@@ -197,11 +199,11 @@ def nearness(features: Tensor, species: Tensor, families: Tensor, family_of: Ten
 
 
 def residuals(features: Tensor, prototypes: Tensor) -> Tensor:
-    """What is left of unit features (n, d) without their projections on prototypes (n, d), at unit length."""
+    """Unit features (n, d) minus their projections on prototypes (n, d), scaled to unit length."""
     units, species = F.normalize(features), F.normalize(prototypes)
     return F.normalize(units - (units * species).sum(1, keepdim=True) * species, eps=SHORT)
 
 
 def mixed(units: Tensor, rows: Tensor, share: Tensor) -> Tensor:
-    """Synthetic samples (n, d): of each feature one minus its share (n, 1), and that share of its family's row."""
+    """Synthetic samples (n, d): features mixed with their families' rows, which have the `share` (n, 1)."""
     return F.normalize((1 - share) * units + share * rows)

@@ -1,4 +1,4 @@
-"""What methods share that go on training the backbone: a copy of it, and pictures instead of features."""
+"""The base class of methods that go on training the backbone: a copy of it, and pictures instead of features."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from concm.records import from_json
 
 
 class PictureLearner(Learner):
-    """A learner with its own copy of the backbone, `network`, always in eval mode: batch statistics stay the base's."""
+    """A learner with its own copy of the backbone, `network`, always in eval mode, so that batch statistics stay."""
 
     values = (*Learner.values, "backbone", "transform")
     network: nn.Module
@@ -28,7 +28,7 @@ class PictureLearner(Learner):
         self.transform: dict[str, object] = {}
 
     def begin(self, base: BaseSession) -> BaseSession:
-        """As `Learner.begin`, with the backbone copied."""
+        """Begin as `Learner.begin` does, and copy the backbone."""
         if base.backbone is None or base.pictures is None:
             raise Misuse(
                 "this method trains the backbone on pictures: make the bank with `concm features --keep-pictures`"
@@ -39,7 +39,7 @@ class PictureLearner(Learner):
         return moved
 
     def build(self) -> None:
-        """The backbone's form; subclasses add heads."""
+        """Make the network, of the backbone's form; subclasses add heads."""
         self.network = self.another()
 
     def another(self) -> nn.Module:
@@ -48,7 +48,7 @@ class PictureLearner(Learner):
 
     @torch.no_grad()
     def features(self, pictures: Tensor) -> Tensor:
-        """(n, h, w, 3) → (n, d) as at test time, without gradients."""
+        """Features (n, d) of pictures (n, h, w, 3) as at test time, without gradients."""
         return torch.cat([self.network(self.how.centre(part.to(self.device))) for part in torch.split(pictures, 256)])
 
     def views(self, pictures: Tensor) -> Tensor:
@@ -58,5 +58,5 @@ class PictureLearner(Learner):
 
     @property
     def how(self) -> Transform:
-        """How pictures enter the network."""
+        """The transform of pictures for the network."""
         return from_json(Transform, self.transform)

@@ -35,14 +35,14 @@ PICTURES = "pictures and a copy of the backbone"
 One that needs pictures is also given pictures to score, (n, h, w, 3), instead of features.
 """
 EXEMPLARS = "exemplars"
-"""What a method may need to keep: single images, or their features; how many is said after a colon."""
+"""What a method may need to keep: single images, or their features; their number follows after a colon."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """A registered method; `needs` is all that it uses beyond features and labels.
 
-    `objective` is what it minimises in a base session of its own, where it has one: made from a stage and settings.
+    `objective` is what it minimises in a base session of its own, if it has one; it is made from a stage and settings.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Choice:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """The settings as files have them."""
+        """The settings as result files record them."""
         return to_json(self.settings) if self.settings is not None else {}
 
     @property
@@ -74,13 +74,13 @@ class Choice:
         return tuple(getattr(self.settings, "needs", self.entry.needs))
 
     def build(self, *, seed: int, device: str) -> Method:
-        """A fresh one."""
+        """A new method with these settings, which has learned nothing yet."""
         given = {} if self.settings is None else {"settings": self.settings}
         return self.entry.make(**given, seed=seed, device=device)
 
 
 def granted(session: AnySession, needs: tuple[str, ...]) -> AnySession:
-    """The session without what is for those methods alone that declared it."""
+    """The session without the parts that only methods which declare them may see."""
     withheld: dict[str, Any] = {}
     if not any(need.startswith("number of") for need in needs):
         withheld["total"] = None
@@ -112,11 +112,11 @@ def method(
     name
         What users type: `concm bench --method NAME`.
     title
-        What it is, in a few words.
+        A few words that say what it is.
     paper
         Where it was published, for example "CVPR 2024".
     group
-        What it is compared with.
+        The group of methods with which it is compared.
     settings
         A frozen dataclass of its hyper-parameters; the class then takes `settings` beside `seed` and `device`.
     needs
@@ -144,7 +144,7 @@ def method(
 
 @cache
 def entries() -> dict[str, Entry]:
-    """All methods by name; importing their modules is what registers them.
+    """All methods by name; importing their modules registers them.
 
     Other packages add theirs with an entry point of the group `concm.methods` that names the module.
     """
@@ -159,7 +159,7 @@ def entries() -> dict[str, Entry]:
 def choose(words: str) -> Choice:
     """A method as users write it: `concm`, `concm:published`, `concm:structure=random,calibrate=false`.
 
-    A method of one's own is `package.module:Class`, or `file.py:Class`, with settings behind another colon.
+    A user's own method is `package.module:Class` or `file.py:Class`; settings follow after another colon.
     """
     name, _, changes = words.partition(":")
     entry = entries().get(name)
@@ -177,7 +177,7 @@ def choose(words: str) -> Choice:
 def choice_of(given: Any) -> Choice:
     """A method by name, as a class, or as an object that has learned nothing yet, which is copied for every run.
 
-    A class may take `seed` and `device`, and need not.
+    A class may take `seed` and `device`, but need not.
     """
     if isinstance(given, str):
         return choose(given)
@@ -199,13 +199,13 @@ def choice_of(given: Any) -> Choice:
 
 
 def _entry_of(make: Any, name: str) -> Entry:
-    """The registered entry of a class, or one for a class that nobody has registered."""
+    """The registered entry of a class, or a new one for a class that is not registered."""
     known = next((entry for entry in entries().values() if entry.make is make), None)
     return known or Entry(name, name, "", _leniently(make), None, tuple(getattr(make, "needs", ())))
 
 
 def _leniently(make: Any) -> Callable[..., Any]:
-    """A class that need not take the seed or the device."""
+    """A factory that passes seed and device only to a class that takes them."""
     taken = inspect.signature(make).parameters
     free = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in taken.values())
 
@@ -216,7 +216,7 @@ def _leniently(make: Any) -> Callable[..., Any]:
 
 
 def _imported(module: str, attribute: str) -> Entry | None:
-    """Anybody's method by import path or file, registered or not; the current folder is searched too."""
+    """A user's method by import path or file, registered or not; the current folder is searched too."""
     if not attribute.isidentifier():
         return None
     reference = f"{module}:{attribute}"
@@ -242,7 +242,7 @@ def _loaded(file: Path) -> Any:
 
 @contextmanager
 def _current_folder() -> Iterator[None]:
-    """Let the current folder be imported from, as `python -m` does."""
+    """Allow imports from the current folder, as `python -m` does."""
     sys.path.insert(0, str(Path.cwd()))
     try:
         yield

@@ -33,32 +33,34 @@ from concm.training.objective import Objective, Stage
 from concm.training.recipe import Schedule
 
 TURNS = {1: (0,), 2: (0, 2), 4: (0, 1, 2, 3)}
-"""Quarter turns of so many fantasies, the upright one first."""
+"""The quarter turns for each number of fantasies, the upright one first."""
 CROPS = 4
-"""Small crops of a picture, at most."""
+"""Largest number of small crops of a picture."""
 KEYS = 70
-"""In the queue, of a class and fantasy, at most (chosen: 8192 are 68 on CIFAR-100; more would be the same pictures)."""
+"""Most keys per class and fantasy in the queue (chosen: 8192 are 68 on CIFAR-100; more would be the same pictures)."""
 
 
 @dataclass(frozen=True)
 class SAVCSettings(Checked):
-    """Defaults: the authors' for CIFAR-100."""
+    """The settings of SAVC, with the authors' values for CIFAR-100."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
     fantasies: Literal[1, 2, 4] = setting(
-        2, "Turns in which each picture is learned and read, the upright one included (paper: none and a half)."
+        2,
+        "Number of turns in which each picture is learned and read, the upright one included (paper: upright and half "
+        "a turn).",
     )
-    scale: float = setting(16.0, "Of the classifier's cosines (authors' code).", above=0)
-    global_weight: float = setting(0.2, "Of the contrast of whole pictures (paper).")
-    local_weight: float = setting(0.8, "Of the contrast of small crops (paper).")
+    scale: float = setting(16.0, "Scale of the classifier's cosines (authors' code).", above=0)
+    global_weight: float = setting(0.2, "Weight of the contrast of whole pictures (paper).")
+    local_weight: float = setting(0.8, "Weight of the contrast of small crops (paper).")
     queue: int = setting(
-        8192, "Keys that are kept to contrast with (authors' code), at most 70 of a class and fantasy.", above=0
+        8192, "Keys that are kept to contrast with (authors' code), at most 70 per class and fantasy.", above=0
     )
     width: int = setting(32, "Dimensions of queries and keys (authors' code).", above=0)
-    temperature: float = setting(0.07, "Of the contrast (authors' code).", above=0)
+    temperature: float = setting(0.07, "Temperature of the contrast (authors' code).", above=0)
     momentum: float = setting(
-        0.995, "Share of itself that the keys' network keeps at each step (authors' code).", least=0, below=1
+        0.995, "Share of its weights that the keys' network keeps at each step (authors' code).", least=0, below=1
     )
     global_min: float = setting(
         0.9,
@@ -74,11 +76,14 @@ class SAVCSettings(Checked):
         0.2, "Smallest area of a small crop, as a share of the picture's (authors' code).", above=0, most=1
     )
     local_max: float = setting(0.7, "Largest area of a small crop (authors' code).", above=0, most=1)
-    jitter: float = setting(0.4, "Brightness, contrast and saturation of all crops (authors' code).")
+    jitter: float = setting(
+        0.4, "Strength of changes in brightness, contrast and saturation of all crops (authors' code)."
+    )
     grey: float = setting(0.2, "Share of crops without colour (authors' code).")
     test_views: bool = setting(
         True,
-        "Scores are the mean over all fantasies (paper); or those of the upright picture alone, as other methods have.",
+        "Whether scores are the mean over all fantasies (paper) or those of the upright picture alone, as in other "
+        "methods.",
     )
 
     def __post_init__(self) -> None:
@@ -88,12 +93,12 @@ class SAVCSettings(Checked):
 
     @classmethod
     def mini_imagenet(cls) -> SAVCSettings:
-        """The authors' for mini-ImageNet, with four turns for their twelve fantasies."""
+        """The authors' settings for mini-ImageNet, with four turns for their twelve fantasies."""
         return cls(fantasies=4, local_side=50 / 84, **_PHOTOGRAPHS)
 
     @classmethod
     def cub200(cls) -> SAVCSettings:
-        """The authors' for CUB200."""
+        """The authors' settings for CUB200."""
         return cls(local_side=96 / 224, **_PHOTOGRAPHS)
 
 
@@ -107,7 +112,7 @@ _PHOTOGRAPHS: dict[str, Any] = {
 
 
 class Fantasies(Objective):
-    """Recognition of classes × fantasies, and contrast with a queue of keys; rows are (pictures, crops, fantasies)."""
+    """Cross-entropy over classes × fantasies and contrast with a queue of keys; rows are (pictures, crops, fantasies)."""
 
     schedule = Schedule(epochs=600, batch=128, lr=0.1, warmup=0, weight_decay=5e-4)
     draws = 3 + CROPS
@@ -151,13 +156,13 @@ class Fantasies(Objective):
         return {"cross_entropy": recognised, "global": whole, "local": local, "loss": loss}
 
     def views(self, pixels: Tensor, random: Tensor) -> tuple[Tensor, ...]:
-        """Crops (n, crops, 3, s, s) to recognise, of a query, of its key, and small ones inside the key's."""
+        """Crops (n, crops, 3, s, s): to recognise, as query, as key, and small ones inside the key's crop."""
         settings, size, side = self.settings, self.transform.size, pixels.shape[1]
         colours = settings.jitter, settings.grey
         shown = augment.weak(pixels, random[:, 0], size)
         query, key = (augment.strong(pixels, random[:, at], size, settings.global_min, *colours) for at in (1, 2))
         frame = 255 * augment.strong(pixels, random[:, 2], side, settings.global_min, 0, 0).permute(0, 2, 3, 1)
-        area = settings.global_min + random[:, 2, 0] * (1 - settings.global_min)
+        area = settings.global_min + random[:, 2, augment.Strong.AREA] * (1 - settings.global_min)
         edge = max(1, round(settings.local_side * size))
         small = [
             augment.strong(frame, self._sized(random[:, 3 + at], area), edge, settings.local_min, *colours)
@@ -167,9 +172,9 @@ class Fantasies(Objective):
 
     def _sized(self, random: Tensor, area: Tensor) -> Tensor:
         """Random numbers (n, RANDOMS) for crops of `local_min` to `local_max` of a picture of which `area` is left."""
-        low, high = self.settings.local_min, self.settings.local_max
-        share = ((low + random[:, 0] * (high - low)) / area).clamp(max=1)
-        return torch.cat([((share - low) / max(1 - low, 1e-6))[:, None], random[:, 1:]], 1)
+        low, high, column = self.settings.local_min, self.settings.local_max, augment.Strong.AREA
+        share = ((low + random[:, column] * (high - low)) / area).clamp(max=1)
+        return torch.cat([((share - low) / max(1 - low, 1e-6))[:, None], random[:, column + 1 :]], 1)
 
     def turned(self, crops: Tensor) -> Tensor:
         """(n, crops, 3, s, s) → (n · crops · fantasies, 3, s, s), ready for the network."""
@@ -178,15 +183,15 @@ class Fantasies(Objective):
         return self.ready(torch.stack([augment.turn(images, quarter) for quarter in quarters], 1).flatten(0, 1))
 
     def read(self, crops: Tensor, chance: Tensor, first: int) -> Tensor:
-        """Features (n, crops, fantasies, d) that are trained; FACL mixes them, by a uniform number a picture (n,)."""
+        """Features (n, crops, fantasies, d) for the losses; FACL mixes them, by a uniform number per picture (n,)."""
         return self._shaped(self.backbone(self.turned(crops)), crops)
 
     def projected(self, crops: Tensor, chance: Tensor, first: int) -> Tensor:
-        """Unit vectors (n, crops, fantasies, width) of what is read."""
+        """Unit vectors (n, crops, fantasies, width): the projections of the features."""
         return F.normalize(self.projection(self.read(crops, chance, first)).float(), dim=-1)
 
     def _keys(self, crop: Tensor) -> Tensor:
-        """Unit vectors (n, fantasies, width) by the slow network."""
+        """Keys: unit vectors (n, fantasies, width) of the slow network."""
         backbone, projection = self.slow
         vectors = projection(self._shaped(backbone(self.turned(crop)), crop)).float()
         return F.normalize(vectors[:, 0], dim=-1)
@@ -202,9 +207,9 @@ class Fantasies(Objective):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _exchange(self, keys: Tensor, joint: Tensor) -> tuple[Tensor, Tensor]:
-        """The queue as it was, before keys of the global batch (n, fantasies, width) take the place of the oldest ones.
+        """Replace the oldest keys by those of the global batch (n, fantasies, width); returns the queue as it was.
 
-        Not compiled: a compiled backward pass computes masks anew, and would do so from the queue as it is by then.
+        It is not compiled, since a compiled backward pass would compute masks again, from the changed queue.
         """
         queue, owners = self.queue.clone(), self.owners.clone()
         new, theirs = (gather(rows).flatten(0, 1)[-len(queue) :] for rows in (keys, joint))
@@ -215,7 +220,7 @@ class Fantasies(Objective):
         return queue, owners
 
     def classify(self, features: Tensor) -> Tensor:
-        """By the cosine classifier, as the method does it: the mean over fantasies, or upright pictures alone."""
+        """Scores of the cosine classifier, as in the method: the mean over fantasies, or those of upright pictures."""
         turns = len(self.turns)
         heads = self.head.weight.view(turns, self.classes, -1).transpose(0, 1)
         views = turns if self.settings.test_views else 1
@@ -227,7 +232,7 @@ class Fantasies(Objective):
 
 
 def contrast(queries: Tensor, own: Tensor, labels: Tensor, queue: Tensor, owners: Tensor, temperature: float) -> Tensor:
-    """Mean over positives of log(1 + Σ e^negative · e^−positive): each query's own key and those of its class.
+    """Mean over positives (each query's own key and those of its class) of log(1 + Σ e^negative · e^−positive).
 
     Unit vectors: queries (…, d) with their `own` keys and labels, which broadcast to them, and a queue (k, d) whose
     `owners` (k,) are −1 where it is still empty.
@@ -256,7 +261,7 @@ def mean_cosines(features: Tensor, prototypes: Tensor) -> Tensor:
     objective=Fantasies,
 )
 class SAVC(NCM):
-    """Nearest class mean in each fantasy, on what that base session gives."""
+    """Nearest class mean in each fantasy, on the features of SAVC's base session."""
 
     values = (*NCM.values, "chunks")
 

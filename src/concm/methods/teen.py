@@ -25,13 +25,13 @@ from concm.records import Checked, setting
 
 @dataclass(frozen=True)
 class TEENSettings(Checked):
-    """Two numbers; those of CIFAR-100."""
+    """The settings of TEEN, with the values for CIFAR-100."""
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200")
 
     alpha: float = setting(
         0.1,
-        "How far a new prototype is moved (authors' code for CIFAR-100; mini-ImageNet and CUB200: 0.5).",
+        "Share by which a new prototype is moved (authors' code for CIFAR-100; mini-ImageNet and CUB200: 0.5).",
         least=0,
         most=1,
     )
@@ -50,7 +50,7 @@ class TEENSettings(Checked):
 
 @method("teen", title="TEEN: training-free prototype calibration", paper="NeurIPS 2023", settings=TEENSettings)
 class TEEN(NCM):
-    """Nearest class mean in which new prototypes are calibrated once, when they come."""
+    """Nearest class mean with new prototypes calibrated once, when they are learned."""
 
     def __init__(self, settings: TEENSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(seed=seed, device=device)

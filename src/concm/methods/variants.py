@@ -47,7 +47,7 @@ def _changed(settings: Any, values: list[tuple[list[str], str, str]]) -> Any:
 
 
 def _read(kind: Any, value: str, change: str) -> Any:
-    """The value as its annotation says."""
+    """The value, converted to the type of its annotation."""
     if get_origin(kind) in (Union, types.UnionType):
         if value == "none":
             return None

@@ -73,7 +73,23 @@ def bench(
 
 @dataclass(frozen=True)
 class BenchTable:
-    """What the bench measured; `results` has every run by itself."""
+    """What the bench measured, to print, to quote and to plot.
+
+    Attributes
+    ----------
+    table
+        Means over the runs, a row for each method, and the published rows beside them.
+    results
+        Every run by itself.
+
+    Examples
+    --------
+    >>> import numpy, concm
+    >>> X, y = numpy.random.default_rng(0).normal(size=(60, 8)), numpy.arange(60) % 6
+    >>> bank = concm.Bank.from_arrays(train=(X, y), test=(X, y), base=4, way=2, shot=5)
+    >>> print(concm.bench(["ncm"], bank, draws=2).to_markdown().splitlines()[0])
+    | method | base | 1 | AHM | FA |
+    """
 
     table: Table
     results: Sequence[Result]

@@ -8,10 +8,10 @@ from concm.semantics.wordnet import nouns
 
 
 def attributes(synset: int | None, least_information: float = 0.0) -> dict[int, int]:
-    """Part meronyms on all hypernym paths, each with the nearest synset that has it; none without a synset.
+    """Part meronyms on all hypernym paths, each with the nearest synset that has it; empty without a synset.
 
-    Hypernyms that tell less than `least_information` (see `Nouns.information`) give none: 0.15 leaves out the parts
-    of `whole` and `organism` (part, section, cell, body part), which nearly every class has.
+    Hypernyms with less than `least_information` (see `Nouns.information`) are left out: 0.15 drops the parts of `whole`
+    and `organism` (part, section, cell, body part), which nearly every class has.
     """
     table = nouns()
     found: dict[int, int] = {}

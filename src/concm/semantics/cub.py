@@ -33,7 +33,7 @@ class CubAttributes:
 
 
 def read(folder: Path) -> CubAttributes:
-    """The dataset's folder, as unpacked: `attributes.txt` lies beside it or in it."""
+    """Read the dataset's folder as it was unpacked, with `attributes.txt` beside it or in it."""
     names = _listed(_find(folder, "attributes.txt"))
     classes = _listed(_find(folder, "classes.txt"))
     path = _find(folder, _STRENGTHS)
@@ -90,7 +90,7 @@ def _strengths(path: Path, shape: tuple[int, int]) -> NDArray[np.float64]:
     try:
         return np.array(rows, float).reshape(shape)
     except ValueError as error:
-        raise ConcmError(f"{path} holds what is no number ({error}); get another copy of CUB") from error
+        raise ConcmError(f"{path} holds something that is no number ({error}); get another copy of CUB") from error
 
 
 def _lines(path: Path) -> list[str]:

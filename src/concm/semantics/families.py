@@ -19,7 +19,7 @@ def tables() -> dict[str, dict[str, tuple[str, ...]]]:
 
 @cache
 def _families() -> dict[str, frozenset[str]]:
-    """By a name's key, its families in all tables."""
+    """The families of each class name in all tables, by the name's key."""
     found: dict[str, frozenset[str]] = {}
     for scenario, table in tables().items():
         for family, names in table.items():
@@ -31,7 +31,7 @@ def _families() -> dict[str, frozenset[str]]:
 def family(name: str) -> str | None:
     """The family of a class, however its name is spelled, with the scenario whose table has it; None if unknown.
 
-    All tables are asked, since not everybody knows the scenario; where two would answer, none does.
+    All tables are searched, since the scenario may not be known; a name that two tables have gets None.
     """
     found = _families().get(key(plain(name)), frozenset())
     return next(iter(found)) if len(found) == 1 else None

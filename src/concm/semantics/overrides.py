@@ -40,7 +40,7 @@ def read(path: Path) -> dict[str, str]:
 
 
 def synsets(overrides: Mapping[str, str] | Path | None) -> dict[str, int | None]:
-    """By the name's key: the synset meant, or None for a name that shall have no meaning."""
+    """The synset of each name by its key, or None for a name that is set to have no meaning."""
     table = read(overrides) if isinstance(overrides, Path) else overrides or {}
     place = f"{overrides}: " if isinstance(overrides, Path) else ""
     return {key(plain(name)): _synset(value, f"{place}the sense of {name!r}") for name, value in table.items()}

@@ -1,4 +1,4 @@
-"""From a plural to the singulars it may have."""
+"""Finds the possible singulars of a plural."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calibration needs of the class names: a pool of attributes fixed by the base classes, and vectors."""
+"""What calibration uses of the class names: a pool of attributes fixed by the base classes, and word vectors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from concm.semantics.wordnet import identifier, key, nouns
 
 @dataclass(frozen=True)
 class Meaning:
-    """What is known of one class name, for people: `synset` and `kind_of` are empty where there is none."""
+    """What is known of one class name, in words for users; `synset` and `kind_of` are empty if it has no synset."""
 
     name: str
     synset: str
@@ -32,7 +32,7 @@ class Meaning:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a user should hear: a name known in part or not at all, no attributes, words without a vector."""
+        """Remarks for the user: a name known in part or not at all, no attributes, words without a vector."""
         found = []
         if self.how.startswith(("head word", "first words")):
             found.append(f"{self.name!r} is read as {self.label!r} ({self.how})")
@@ -46,25 +46,25 @@ class Meaning:
 
 
 class Source(Protocol):
-    """Where the meaning of a name comes from; it depends on the known classes and on the name alone."""
+    """A source of meanings; what a name means depends only on the known classes and the name."""
 
     @property
     def known(self) -> Mapping[str, Sense]:
         """The classes whose sense is settled, by key."""
 
     def learn(self, names: Sequence[str]) -> Source:
-        """The same with these classes known."""
+        """This source with these classes known too."""
 
     def sense(self, name: str) -> Sense:
-        """What a name means."""
+        """The meaning of a name."""
 
     def columns(self, name: str) -> tuple[int, ...]:
-        """Its attributes, as far as the pool has them."""
+        """The attributes of a name that are in the pool, as columns."""
 
 
 @dataclass(frozen=True)
 class FromWordNet:
-    """Senses of the known classes, and the pool as synsets."""
+    """Meanings from WordNet: senses of the known classes, and the pool as synsets."""
 
     known: Mapping[str, Sense]
     pool: tuple[int, ...]
@@ -72,7 +72,7 @@ class FromWordNet:
     least_information: float
 
     def learn(self, names: Sequence[str]) -> FromWordNet:
-        """Settle these names one after the other, each in the company of those before it."""
+        """Settle the senses of these names one after the other, each in the context of those before it."""
         known, company = dict(self.known), Company(self.known.values())
         for name in names:
             if _key(name) not in known:
@@ -87,29 +87,29 @@ class FromWordNet:
         return resolve([name], known=Company(self.known.values()), overrides=self.overrides)[0]
 
     def columns(self, name: str) -> tuple[int, ...]:
-        """Its parts, its own and inherited ones."""
+        """The parts of the class in the pool, its own and inherited ones."""
         own = attributes(self.sense(name).synset, self.least_information)
         return tuple(column for column, part in enumerate(self.pool) if part in own)
 
 
 @dataclass(frozen=True)
 class FromCub:
-    """CUB's attribute table, which knows its birds already, and the pool as its columns."""
+    """Meanings from CUB's attribute table, and the pool as its columns."""
 
     table: cub.CubAttributes
     pool: tuple[int, ...]
     known: Mapping[str, Sense] = field(default_factory=dict)
 
     def learn(self, names: Sequence[str]) -> FromCub:
-        """Nothing to settle."""
+        """This source itself, since CUB's classes have no senses to settle."""
         return self
 
     def sense(self, name: str) -> Sense:
-        """CUB's classes have attributes, but no synset."""
+        """A sense without a synset; it says whether CUB has the class."""
         return Sense(name, None, "not among CUB's classes" if self.table.of(name) is None else "CUB")
 
     def columns(self, name: str) -> tuple[int, ...]:
-        """The strongest attribute of each group."""
+        """The strongest attribute of each group, as far as the pool has it."""
         own = self.table.of(name) or ()
         return tuple(column for column, attribute in enumerate(self.pool) if attribute in own)
 
@@ -118,7 +118,7 @@ class FromCub:
 class Semantics:
     """Attributes (A) with their vectors (A, s), and for any class name its vector and its share of the pool.
 
-    A name's meaning is a function of the known classes and the name: no later class changes an earlier one.
+    A name's meaning depends only on the known classes and the name, so no later class changes an earlier one.
     """
 
     attributes: tuple[str, ...]
@@ -167,12 +167,12 @@ class Semantics:
         path: Path | None,
     ) -> Semantics:
         words = word_vectors(path)
-        # One look through a user's file serves the attributes and the base classes.
+        # The vectors of attributes and base classes are looked up together, so that a user's file is read only once.
         vectors, _ = embed([*names, *((plain(name),) for name in base_names)], words)
         return cls(attributes=labels, vectors=vectors[: len(labels)].clone(), source=source, words=words)
 
     def learn(self, names: Sequence[str]) -> Semantics:
-        """The same pool, with these classes known too: names that come later are read in their company."""
+        """The same pool with these classes known too, as context for the names that come later."""
         return replace(self, source=self.source.learn(names))
 
     def classes(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -184,17 +184,17 @@ class Semantics:
 
     @property
     def without_vector(self) -> tuple[str, ...]:
-        """Attributes none of whose words is known: their vectors are zero."""
+        """Attributes whose vectors are zero, because none of their words is known."""
         return tuple(name for name, vector in zip(self.attributes, self.vectors, strict=True) if not vector.any())
 
     @property
     def senses(self) -> dict[str, str]:
-        """The known classes' synsets; given as `overrides`, they are chosen again by any version."""
+        """The known classes' synsets; given as `overrides`, they keep their senses in any later version."""
         known = self.source.known.values()
         return {sense.name: "" if sense.synset is None else identifier(sense.synset) for sense in known}
 
     def meanings(self, names: Sequence[str]) -> list[Meaning]:
-        """The same for people: senses, attributes by name, and what is unknown."""
+        """The meanings of these names in words for users: senses, attributes by name, and what is unknown."""
         _, unknown = self._embed(names)
         found = []
         for name, strange in zip(names, unknown, strict=True):
@@ -216,7 +216,7 @@ class Semantics:
         return found
 
     def _embed(self, names: Sequence[str]) -> tuple[Tensor, list[tuple[str, ...]]]:
-        """Vectors of the names' own words; of their synsets' lemmas where none of those words is known."""
+        """Vectors of the names' own words, or of their synsets' lemmas if none of those words is known."""
         found = [self.source.sense(name).synset for name in names]
         lemmas = [() if synset is None else nouns().lemmas(synset) for synset in found]
         own = [group[:1] if identified(name) else (plain(name),) for name, group in zip(names, lemmas, strict=True)]
@@ -239,7 +239,7 @@ def report(
     word_vectors: Path | None = None,
     least_information: float = 0.0,
 ) -> list[Meaning]:
-    """What each of these classes means among the others, with all its attributes."""
+    """What each of these class names means in the context of the others, with all its attributes."""
     semantics = Semantics.of_names(
         names, overrides=overrides, word_vectors=word_vectors, least_information=least_information
     )

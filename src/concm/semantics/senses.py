@@ -1,4 +1,4 @@
-"""From a class name to the noun synset it means, in the company of the other classes."""
+"""Finds the noun synset that a class name means, in the context of the other classes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from concm.semantics.overrides import identified, plain
 from concm.semantics.plurals import singulars
 from concm.semantics.wordnet import key, nouns
 
-# Chosen on the 1,000 ImageNet names, whose senses their ids tell, and checked on CIFAR-100's by eye (docs/concepts).
-_LATER_SENSE = 0.2  # what a sense costs, times the logarithm of its number
-_INVISIBLE = 1.0  # what a sense costs that photos do not show, or that is an individual
-_COMPANY = 3.0  # classes that share a hypernym before more of them matter less; 3 % of them, from 10 to 100 classes
+# Chosen on the 1,000 ImageNet names, whose ids give their senses, and checked on CIFAR-100's by eye (docs/concepts).
+_LATER_SENSE = 0.2  # cost of a sense, times the logarithm of its number
+_INVISIBLE = 1.0  # cost of a sense that photos do not show, or that is an individual
+_COMPANY = 3.0  # classes under a hypernym beyond which more matter less; 3 % of all classes, from 10 to 100 classes
 _SHARPNESS = 0.3  # spread of scores over which an undecided class divides its weight
 _ROUNDS = 2
 
 
 @dataclass(frozen=True)
 class Sense:
-    """What a class name was taken to mean, and how that was found."""
+    """The meaning found for a class name, and how it was found."""
 
     name: str
     synset: int | None
@@ -30,7 +30,7 @@ class Sense:
 
 
 class Company:
-    """The classes that are settled: how many there are, and how many of them stand under each hypernym."""
+    """The classes whose sense is settled: how many there are, and how many of them are under each hypernym."""
 
     def __init__(self, senses: Iterable[Sense] = ()) -> None:
         self.classes = 0
@@ -39,7 +39,7 @@ class Company:
             self.add(sense)
 
     def add(self, sense: Sense) -> None:
-        """One more class; a name without a meaning is no company."""
+        """Count one more class; a name without a synset is not counted."""
         if sense.synset is not None:
             self.classes += 1
             _count(self.under, {sense.synset: 1.0})
@@ -48,10 +48,10 @@ class Company:
 def resolve(
     names: Sequence[str], *, known: Company | None = None, overrides: Mapping[str, int | None] | None = None
 ) -> tuple[Sense, ...]:
-    """The sense of each name that fits the other names and the `known` classes best; those are left as they are.
+    """The sense of each name that fits the other names and the `known` classes best; known senses do not change.
 
-    A hypernym speaks for a sense by how much it tells and by how many other classes share it; WordNet's order of
-    senses and visible things are preferred. `overrides` go before all that.
+    A hypernym supports a sense by how specific it is and by how many other classes share it. Senses that WordNet lists
+    first, and things that photos show, are preferred. `overrides` take precedence over all of this.
     """
     found = [_candidates(name, overrides or {}) for name in names]
     scores = [_prior(synsets) for synsets, _ in found]
@@ -81,14 +81,14 @@ def _prior(synsets: Sequence[int]) -> dict[int, float]:
 
 
 def _share(scores: Mapping[int, float]) -> dict[int, float]:
-    """A class's weight of 1, divided among its senses (softmax)."""
+    """A class's weight of 1, divided among its senses by a softmax."""
     highest = max(scores.values(), default=0.0)
     weights = {synset: math.exp((score - highest) / _SHARPNESS) for synset, score in scores.items()}
     return {synset: weight / sum(weights.values()) for synset, weight in weights.items()}
 
 
 def _count(under: dict[int, float], share: Mapping[int, float]) -> dict[int, float]:
-    """Count a class under its hypernyms; not under itself, for classes are rarely kinds of each other."""
+    """Count a class under its hypernyms, but not under itself, since classes are rarely kinds of each other."""
     table = nouns()
     for synset, weight in share.items():
         for above in table.ancestors(synset)[1:]:
@@ -108,7 +108,7 @@ def _fit(synset: int, total: Mapping[int, float], own: Mapping[int, float], enou
 
 @cache
 def _told(synset: int) -> float:
-    """What a hypernym tells beyond its own hypernyms."""
+    """The information of a hypernym beyond that of its own hypernyms."""
     table = nouns()
     above = max((table.information(up) for up in table.hypernyms(synset)), default=0.0)
     return max(table.information(synset) - above, 0.0)
@@ -140,7 +140,7 @@ def _candidates(name: str, overrides: Mapping[str, int | None]) -> tuple[list[in
 
 
 def _senses(words: Sequence[str]) -> list[int]:
-    """Senses of a name as it stands, else of its singular."""
+    """Senses of a name as it is written, or else of its singular."""
     table = nouns()
     forms = [words[-1], *singulars(words[-1])]
     return next((found for form in forms if (found := table.senses("".join([*words[:-1], form])))), [])

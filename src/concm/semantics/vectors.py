@@ -21,7 +21,7 @@ Vector = NDArray[np.float32]
 
 
 class WordVectors(Protocol):
-    """A vocabulary; `find` gives the vectors of those words it has."""
+    """A vocabulary of words with vectors."""
 
     @property
     def size(self) -> int:
@@ -32,7 +32,7 @@ class WordVectors(Protocol):
 
 
 class Table:
-    """Vectors in memory as int8, (s, words), with one scale a dimension (s)."""
+    """Vectors in memory as int8, (s, words), with one scale per dimension (s)."""
 
     def __init__(self, words: Sequence[str], vectors: NDArray[np.int8], scale: Vector) -> None:
         self._row = dict(zip(words, range(len(words)), strict=True))
@@ -57,7 +57,7 @@ def glove() -> Table:
 
 
 class TextFile:
-    """A GloVe text file (`word 0.1 -0.2 …` a line), read through once for the words asked for and no others."""
+    """A GloVe text file with lines such as `word 0.1 -0.2 …`; only the words that are asked for are read from it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -90,7 +90,7 @@ class TextFile:
                 if word not in missing:
                     continue
                 values = line.split()[1:]
-                if len(values) > self.size:  # a few of GloVe's words hold spaces; this is one of them
+                if len(values) > self.size:  # one of the few words of GloVe that contain spaces
                     continue
                 if len(values) < self.size:
                     raise self._malformed(f"line {number} has {len(values)} numbers, not {self.size}")
@@ -108,7 +108,7 @@ class TextFile:
     def _malformed(self, why: str) -> ConcmError:
         return ConcmError(
             f"{self._path} is no file of word vectors ({why}); give an unpacked GloVe text file, "
-            "one word and its numbers a line, or leave the option away for the bundled table"
+            "with one word and its numbers on each line, or leave `word_vectors` out to use the bundled table"
         )
 
 
@@ -118,7 +118,7 @@ def word_vectors(path: Path | None) -> WordVectors:
 
 
 def spellings(text: str) -> list[list[list[str]]]:
-    """For each word of a name: ways to read it, each in pieces (black-footed, black + footed); singulars come last."""
+    """Ways to read each word of a name, each in pieces (black-footed, black + footed); singulars come last."""
     words = text.lower().replace("_", " ").split()
     return [
         [[word], re.findall(r"\w+", re.sub(r"['’]s?$", "", word)), *([one] for one in singulars(word))]
@@ -127,9 +127,9 @@ def spellings(text: str) -> list[list[list[str]]]:
 
 
 def embed(names: Sequence[Sequence[str]], vectors: WordVectors) -> tuple[Tensor, list[tuple[str, ...]]]:
-    """One vector (n, s) for each group of names, the mean over its names of the mean over their known words.
+    """One vector (n, s) for each group of names: the mean over its names of the mean over their known words.
 
-    A group without known words gets zeros. Beside it, the words of each group that are unknown.
+    A group without known words gets zeros. Also returns the unknown words of each group.
     """
     split = [[spellings(name) for name in group] for group in names]
     known = vectors.find(
@@ -149,7 +149,7 @@ def embed(names: Sequence[Sequence[str]], vectors: WordVectors) -> tuple[Tensor,
 
 
 def _word(readings: Sequence[Sequence[str]], known: dict[str, Vector]) -> Vector | None:
-    """The mean over the pieces of the first reading of which any is known."""
+    """The mean over the known pieces of the first reading that has any."""
     for pieces in readings:
         found = [known[piece] for piece in pieces if piece in known]
         if found:

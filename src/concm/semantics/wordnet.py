@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# What spellings differ in: sea lion, sea-lion, Sea_lion and sealion have one key.
+# Separators in which spellings differ: sea lion, sea-lion, Sea_lion and sealion have the same key.
 _SEPARATORS = str.maketrans("", "", "_-'.")
-# WordNet's topics of what a photo shows: animal, artifact, body, food, natural object, person, plant.
+# WordNet's topics of things that photos show: animal, artifact, body, food, natural object, person, plant.
 _VISIBLE = (5, 6, 8, 13, 17, 18, 20)
 
 
@@ -28,7 +28,7 @@ def identifier(synset: int) -> str:
 
 
 class Nouns:
-    """82,115 synsets, known by their offsets: the number in an ImageNet id such as n01532829."""
+    """The 82,115 noun synsets, by offset: the number in an ImageNet id such as n01532829."""
 
     def __init__(self, table: Mapping[str, NDArray[Any]]) -> None:
         text = table["lemmas"].tobytes().decode()
@@ -45,7 +45,7 @@ class Nouns:
         self._visible = np.isin(table["topic"], _VISIBLE) & (table["instance"] == 0)
         self._irregular = table["irregular"].tobytes().decode()
         keys = text.lower().translate(_SEPARATORS).split()
-        self._last: dict[str, int] = {}  # where a key occurs last, and for every place the one before with its key
+        self._last: dict[str, int] = {}  # last position of each key; another table has the one before each position
         self._before: list[int] = []
         for at, one in enumerate(keys):
             self._before.append(self._last.get(one, -1))
@@ -63,28 +63,28 @@ class Nouns:
         return int(np.searchsorted(self._offsets, synset))
 
     def lemmas(self, synset: int) -> tuple[str, ...]:
-        """Its names, the usual one first, words joined by underscores."""
+        """The names of a synset, the most usual one first, with words joined by underscores."""
         return tuple(self._lemmas[self._row(synset)].split(" "))
 
     def label(self, synset: int) -> str:
-        """Its first name in words, with `#2` where that name's first sense is another synset."""
+        """The first name of a synset, with the number of the sense (`#2`) if it is not that name's first sense."""
         row = self._row(synset)
         name = self._lemmas[row].split(" ", 1)[0].replace("_", " ")
         number = int(self._numbers[self._lemma_from[row]])
         return name if number == 1 else f"{name}#{number}"
 
     def hypernyms(self, synset: int) -> list[int]:
-        """What it is a kind or an instance of."""
+        """The synsets of which this one is a kind or an instance."""
         row = self._row(synset)
         return [int(offset) for offset in self._offsets[self._up[self._up_from[row] : self._up_from[row + 1]]]]
 
     def parts(self, synset: int) -> list[int]:
-        """Its own part meronyms, none inherited."""
+        """The part meronyms of a synset itself, without inherited ones."""
         row = self._row(synset)
         return [int(offset) for offset in self._offsets[self._parts[self._part_from[row] : self._part_from[row + 1]]]]
 
     def ancestors(self, synset: int) -> tuple[int, ...]:
-        """Every synset on its hypernym paths, itself first, then by distance."""
+        """All synsets on the hypernym paths of a synset: itself first, then by distance."""
         if synset not in self._ancestors:
             seen = {synset: None}
             queue = [synset]
@@ -96,11 +96,11 @@ class Nouns:
         return self._ancestors[synset]
 
     def information(self, synset: int) -> float:
-        """How much it tells: 0 for `entity`, 1 for what has no kinds."""
+        """How specific a synset is: 0 for `entity`, 1 for a synset that has no kinds."""
         return 1 - math.log(self._kinds[self._row(synset)]) / math.log(len(self))
 
     def visible(self, synset: int) -> bool:
-        """Whether it is a sort of thing that photos show: no substance, act or idea, nor one person or place."""
+        """Whether photos show such things: not substances, acts or ideas, and no single person or place."""
         return bool(self._visible[self._row(synset)])
 
     def senses(self, lemma: str) -> list[int]:
@@ -126,7 +126,7 @@ class Nouns:
 
     @cached_property
     def irregular(self) -> dict[str, str]:
-        """Plurals that no rule explains, with their singulars: mice, wolves."""
+        """Irregular plurals such as mice and wolves, with their singulars."""
         words = self._irregular.split()
         return dict(zip(words[::2], words[1::2], strict=True))
 

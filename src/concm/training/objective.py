@@ -114,7 +114,8 @@ class TwoViews(Objective):
         strong = augment.strong(pixels, random[:, 1], size, recipe.scale_min, recipe.jitter, recipe.grey)
         images = torch.cat([weak, strong])
         if recipe.turned:
-            quarters = (4 - (1 - random[:, 0, -1]) / recipe.turned * 3).clamp(0, 3).long()
+            chance = random[:, 0, -1]
+            quarters = (4 - (1 - chance) / recipe.turned * 3).clamp(0, 3).long()
             images = augment.turn(images, quarters.repeat(2))
             labels = labels + self.classes * quarters
         return self.ready(images), labels

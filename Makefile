@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test check lint bench docs clean
 
 demo: .venv/installed  ## ConCM on the bundled bank, five draws, beside controls and published figures (40 seconds)
 	@echo "Running the main job, concm bench, on the bundled CIFAR-100 bank: about 40 seconds on two cores."
@@ -12,6 +12,10 @@ demo: .venv/installed  ## ConCM on the bundled bank, five draws, beside controls
 test: .venv/developed  ## all tests (about 6 minutes on two cores)
 	@echo "Running all tests: about 6 minutes on two cores."
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+check: .venv/developed  ## one test for each promise (under a minute on two idle cores)
+	@echo "Running one test for each promise: under a minute on two idle cores."
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m promise -q
 
 lint: .venv/developed
 	$(BIN)/ruff check .

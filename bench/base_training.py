@@ -1,4 +1,4 @@
-"""Images a second of the base session, as ratios in one run on one device.
+"""Images per second of the base session, as ratios in one run on one device.
 
     python bench/base_training.py [--backbone resnet12] [--batch 512] [--steps 100] [--json FILE]
 
@@ -78,7 +78,7 @@ class PlainViews(Dataset):  # type: ignore[type-arg]
 
 
 def timed(step: Callable[[], object], steps: int, warm: int, device: torch.device) -> float:
-    """Seconds a step."""
+    """Seconds per step."""
     for _ in range(warm):
         step()
     if device.type == "cuda":

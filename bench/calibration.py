@@ -2,7 +2,7 @@
 
     python bench/calibration.py [--banks BANK ...] [--draws 5] [--json FILE] [SPEC ...]
 
-A centre is the mean of a novel class's test images; no method sees it. The bundled bank, and any others.
+A centre is the mean of a novel class's test images; no method sees it. Measured on the bundled bank and on BANKS.
 """
 
 from __future__ import annotations

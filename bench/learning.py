@@ -1,4 +1,4 @@
-"""Seconds to learn one more class from five photos, through the command line, and photos a second of predictions.
+"""Seconds to learn one more class from five photos, through the command line, and predicted photos per second.
 
     python bench/learning.py [--classes 100 1000] [--photos 3] [--json FILE]
 
@@ -29,14 +29,14 @@ PREDICTED = 300
 
 
 def concm(*words: object) -> tuple[str, float]:
-    """Type a command: what it printed, and seconds on the clock."""
+    """Run a command; returns what it printed, and seconds on the clock."""
     begun = time.perf_counter()
     done = subprocess.run([CONCM, *map(str, words), "--json"], stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout, time.perf_counter() - begun
 
 
 def write(folder: Path, label: int, count: int, side: int = 320) -> None:
-    """Photos of a class: a texture of its own, and noise."""
+    """Write photos of a class: its own texture, with noise."""
     folder.mkdir(parents=True)
     texture = np.random.default_rng(label).integers(0, 256, (8, 8, 3), np.uint8)
     for number in range(count):

@@ -1,11 +1,11 @@
-"""The methods that want a bank of their own: base session, bank and table of each, for the leaderboard to put together.
+"""The methods that need their own bank: base session, bank and table of each, from which the leaderboard is made.
 
     python bench/methods.py cifar100 --data DIR --work DIR --results DIR [--shared RUN]
         [--schedule fact:epochs=200 savc:epochs=50 facl:epochs=50,batch=128]
 
-Those with a base session of their own train the backbone, then stand beside `ncm` and `concm` on its features; plain
-cross-entropy is the control. With `--shared`, a run of `concm train`, those that go on training the backbone begin with
-it. What is there already in the work folder is not done again.
+Methods with their own base session train the backbone and are compared with `ncm` and `concm` on its features; plain
+cross-entropy is the control. With `--shared`, a run of `concm train`, methods that go on training the backbone begin
+with that one. Whatever is in the work folder already is not done again.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ VARIANTS = {"savc": ["savc:test_views=false"], "facl": ["facl:test_views=false"]
 
 
 def concm(*words: object) -> None:
-    """Type a command."""
+    """Run a command."""
     subprocess.run([CONCM, *map(str, words)], check=True)
 
 
 def spelled(settings: Mapping[str, object]) -> list[str]:
-    """Options as they are typed."""
+    """Settings as options of the command line."""
     return [word for name, value in settings.items() for word in (f"--{name}", str(value))]
 
 
 def trained(options: argparse.Namespace, name: str, *how: str) -> Path:
-    """The run folder of a base session, once it is finished."""
+    """The run folder of a base session, which is trained if it is not there."""
     run: Path = options.work / name
     if not (run / "backbone.safetensors").exists():
         resume = ["--resume"] if (run / "checkpoint.safetensors").exists() else []
@@ -44,7 +44,7 @@ def trained(options: argparse.Namespace, name: str, *how: str) -> Path:
 
 
 def measured(options: argparse.Namespace, name: str, run: Path, methods: list[str], *how: str) -> None:
-    """The table of some methods on a bank of that run."""
+    """Measure some methods on a bank of that run, and write their table."""
     bank = options.work / f"{name}.safetensors"
     if not bank.exists():
         kept = ("--base-limit", options.base_limit, "--novel-limit", options.novel_limit)
@@ -55,13 +55,13 @@ def measured(options: argparse.Namespace, name: str, run: Path, methods: list[st
 
 
 def main() -> None:
-    """All of them."""
+    """Measure all methods that need their own bank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenario")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--schedule", nargs="*", default=[], metavar="METHOD:NAME=VALUE,…", help="unlike the published")
+    parser.add_argument("--schedule", nargs="*", default=[], metavar="METHOD:NAME=VALUE,…", help="changed schedules")
     parser.add_argument("--shared", type=Path, help="a run of `concm train` for methods that train it further")
     parser.add_argument("--backbone", default="resnet12")
     parser.add_argument("--plain-epochs", type=int, default=60)

@@ -2,8 +2,8 @@
 
     python bench/photos.py --data CUB --work DIR [--shots 5] [--seed 0] [--json FILE]
 
-CUB holds train/ and test/ with a folder a class. Nearest class mean on the same features stands beside it. What is
-there already in DIR is not done again.
+CUB holds train/ and test/ with one folder per class. Nearest class mean on the same features is the control. Whatever
+is in DIR already is not done again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONCM = str(Path(sys.executable).with_name("concm"))
 
 
 def concm(*words: object) -> tuple[dict[str, Any], float]:
-    """Type a command; what it printed as JSON, and seconds on the clock."""
+    """Run a command; returns what it printed as JSON, and seconds on the clock."""
     begun = time.perf_counter()
     done = subprocess.run([CONCM, *map(str, words), "--json"], stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout), time.perf_counter() - begun
@@ -69,12 +69,12 @@ def lay_out(data: Path, work: Path, shots: int, seed: int) -> list[list[str]]:
     return groups
 
 
-def nearest_mean(zoo: Classifier, test: dict[str, list[Any]], groups: list[list[str]]) -> list[dict[str, float]]:
+def nearest_mean(classifier: Classifier, test: dict[str, list[Any]], groups: list[list[str]]) -> list[dict[str, float]]:
     """The control: cosine to class means of the same photos' features, session by session."""
     names = [name for group in groups for name in group]
-    means = torch.stack([torch.stack([p.features[0] for p in zoo.store.photos(name)]).mean(0) for name in names])
+    means = torch.stack([torch.stack([p.features[0] for p in classifier.store.photos(name)]).mean(0) for name in names])
     pairs = [(at, photo) for at, name in enumerate(names) for photo in test[name]]
-    found = list(encoded(zoo._encoder, [photo for _, photo in pairs], remember=True, title="test photos"))
+    found = list(encoded(classifier._encoder, [photo for _, photo in pairs], remember=True, title="test photos"))
     features = torch.stack([item.features for item in found if isinstance(item, Encoded)])
     labels = torch.tensor([at for at, _ in pairs])
     scores = F.normalize(features) @ F.normalize(means).T
@@ -117,8 +117,8 @@ def main() -> None:
     single = [concm("learn", _copy(once, work / "single"), groups[1][0], one) for _ in range(3)]
     told, spent = sorted(single, key=lambda pair: pair[0]["seconds"])[1]
     print(f"learn one class of {options.shots} photos, 100 known: {told['seconds']:.2f} s ({spent:.2f} s on the clock)")
-    zoo = Classifier(store)
-    control = nearest_mean(zoo, dict(by_class(work / "test")), groups)
+    classifier = Classifier(store)
+    control = nearest_mean(classifier, dict(by_class(work / "test")), groups)
     summary = {
         "ahm": float(np.mean([row["hm"] for row in sessions[1:]])),
         "fa": sessions[-1]["acc"],
@@ -134,7 +134,7 @@ def main() -> None:
     }
     print(json.dumps(summary, indent=1))
     if options.json:
-        about = {"backbone": zoo.store.meta["backbone"], "machine": platform.machine(), "cores": os.cpu_count()}
+        about = {"backbone": classifier.store.meta["backbone"], "machine": platform.machine(), "cores": os.cpu_count()}
         about |= {"shots": options.shots, "seed": options.seed}
         result = {**about, "summary": summary, "sessions": sessions, "nearest_mean": control}
         options.json.write_text(json.dumps(result, indent=1))

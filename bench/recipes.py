@@ -2,7 +2,7 @@
 
     python bench/recipes.py --data DIR [--scenario cifar100] [--epochs 100] [--seconds 540] NAME=VALUE[,NAME=VALUE] ...
 
-Each argument is one run, as changes to the default recipe (`default` for none). A JSON row a run on standard output.
+Each argument is one run, as changes to the default recipe (`default` for none). Each run prints one row of JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from concm.cli.options import Machine, Pictures
+from concm.errors import did_you_mean
 from concm.evaluation.protocol import run
 from concm.features.extract import extract
 from concm.features.sessions import draw
@@ -33,7 +34,7 @@ def parse(changes: str, recipe: Recipe) -> Recipe:
     pairs = [change.split("=") for change in changes.split(",") if change != "default"]
     for name, *_ in pairs:
         if name not in kinds:
-            raise SystemExit(f"no setting called {name!r}; {nearest(name, kinds)}")
+            raise SystemExit(f"no setting called {name!r}; {did_you_mean(name, kinds)}")
     return replace(recipe, **{name: kinds[name](value) for name, value in pairs})
 
 
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("--scenario", default="cifar100")
     parser.add_argument("--backbone", default="resnet12")
     parser.add_argument("--epochs", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run after that long")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run after this many seconds")
     parser.add_argument("recipes", nargs="+")
     options = parser.parse_args()
     fabric = Machine().fabric()

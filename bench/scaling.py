@@ -71,7 +71,7 @@ def measure(classes: int, device: str) -> dict[str, Any]:
     row |= {"session": float(np.median(seconds[1:])), "accuracy": 100 * float(right)}
     print(
         f"{row['classes']:6} classes: {row['seconds']:6.2f} s in all, base session {row['base']:.2f}, "
-        f"a session {row['session']:.3f} (the last {row['last']:.3f}), accuracy {row['accuracy']:.1f}",
+        f"per session {row['session']:.3f} (the last {row['last']:.3f}), accuracy {row['accuracy']:.1f}",
         flush=True,
     )
     return row
@@ -92,7 +92,7 @@ def main() -> None:
     sizes, times = (np.log([row[key] for row in table]) for key in ("classes", "session"))
     exponent = float(np.polyfit(sizes, times, 1)[0]) if len(table) > 1 else None
     if exponent is not None:
-        print(f"a session grows with the {exponent:.2f}th power of the number of classes, on {name}")
+        print(f"seconds per session grow with the {exponent:.2f}th power of the number of classes, on {name}")
     if options.json:
         options.json.write_text(json.dumps({"device": name, "exponent": exponent, "rows": table}, indent=1) + "\n")
 

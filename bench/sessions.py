@@ -1,10 +1,10 @@
-"""Seconds of one draw, all sessions with evaluation, and what they buy, as ratios in one run on one device.
+"""Seconds of one draw (all sessions with evaluation) and the accuracy they give, as ratios in one run on one device.
 
     python bench/sessions.py [--device auto] [--draws 3] [--full] [--json FILE]
 
 On a GPU also the same steps launched one by one with the loss read at each, as plain loops do. `--full` adds the full
-schedule (2048 hidden units, 100 samples of a base class and 50 of a novel one a step, five times the steps); without a
-GPU it takes most of an hour a draw.
+schedule (2048 hidden units, 100 samples of each base class and 50 of each novel class per step, five times the steps);
+without a GPU it takes most of an hour per draw.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def measure(label: str, device: str, draws: int) -> dict[str, Any]:
             ahm.append(found["ahm"])
             fa.append(found["fa"])
     row = {"run": label, "seconds": float(np.median(seconds)), "ahm": float(np.mean(ahm)), "fa": float(np.mean(fa))}
-    print(f"{label:28} {row['seconds']:8.2f} s a draw   AHM {row['ahm']:.2f}   FA {row['fa']:.2f}", flush=True)
+    print(f"{label:28} {row['seconds']:8.2f} s per draw   AHM {row['ahm']:.2f}   FA {row['fa']:.2f}", flush=True)
     return row
 
 

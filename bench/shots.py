@@ -1,8 +1,8 @@
-"""What the number of shots asks of the bias on novel scores: the last session's HM on validation banks.
+"""Which bias on novel scores each number of shots needs: the last session's HM on validation banks.
 
     python bench/shots.py --bank FILE [FILE ...] [--draws 2] [--json FILE]
 
-Beside the default bias, which grows as shots get fewer, stand one that does not (0.07) and the best one there is.
+It compares the default bias, which grows as shots get fewer, with a constant one (0.07) and with the best one.
 """
 
 from __future__ import annotations

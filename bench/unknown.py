@@ -1,9 +1,9 @@
-"""How well "unknown" and the probabilities keep their word, session by session, on a feature bank.
+"""How reliable "unknown" and the probabilities are, session by session, on a feature bank.
 
     python bench/unknown.py [--bank FILE] [--draws 5] [--rate 0.05] [--json FILE]
 
-Strangers are test images of classes whose session is still to come. On a validation bank it also prints what is usual
-for images that the backbone has not seen, which is where `concm.rehearsal.SEEN` comes from.
+Strangers are test images of classes whose session is still to come. On a validation bank it also prints the usual
+scores of images that the backbone has not seen, from which `concm.classifier.rehearsal.SEEN` was taken.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from concm.features.sessions import draw, sessions
 
 
 def play(bank: Bank, plan: Plan, seed: int, rate: float) -> list[tuple[Evaluation, dict[str, float]]]:
-    """What the classifier would report after each session, on all test images, and what would be usual there."""
+    """What the classifier would report after each session on all test images, and the usual scores there."""
     engine = Engine(plan.settings, seed=seed)
     names, found = list(bank.scenario.names), []
     for session in sessions(bank, draw(bank, seed)):
@@ -41,7 +41,7 @@ def play(bank: Bank, plan: Plan, seed: int, rate: float) -> list[tuple[Evaluatio
 
 
 def usual(bank: Bank, plan: Plan, engine: Engine) -> dict[str, float]:
-    """Mean and spread of what test images' scores exceed the expected by, and the best temperature."""
+    """Mean and spread of the difference between test images' scores and expected ones, and the best temperature."""
     known = bank.test.where(bank.test.labels < len(engine.names))
     scores, labels, base = engine.scores(known.features), known.labels, bank.scenario.base
     confidence = Confidence.of(engine, plan.usual)
@@ -56,7 +56,7 @@ def usual(bank: Bank, plan: Plan, engine: Engine) -> dict[str, float]:
 
 
 def from_samples(bank: Bank, plan: Plan, rate: float) -> list[dict[str, float]]:
-    """What thresholds from each class's sampled features would do instead, before the last session."""
+    """The results of thresholds from each class's sampled features instead, before the last session."""
     engine, found = Engine(plan.settings), list[dict[str, float]]()
     for session in list(sessions(bank, draw(bank, 0)))[:-1]:
         engine.fit_base(session) if session.index == 0 else engine.learn(session)

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Words of CUB's attribute names that are no nouns.
+# Words of CUB's attribute names that are not nouns.
 MORE_WORDS = (
     "about all as broad buff capped colored crested curved down footed forked grey headed hooked iridescent large "
     "legged like long longer malar masked medium multi notched or perching pointed rounded rufous same shaped short "
     "shorter small solid spatulate specialized spotted squared striped tapered than the unique up upland upright very"
 )
-# A value beyond this many standard deviations of its dimension is clipped: 0.03 % are, and the others get finer steps.
+# Values beyond this many standard deviations of their dimension (0.03 %) are clipped, so that the rest get finer steps.
 CLIP = 4.0
 
 
@@ -50,7 +50,7 @@ def ragged(lists: list[list[int]], kind: type[Any]) -> tuple[NDArray[Any], NDArr
 
 
 def kinds(hypernyms: list[list[int]]) -> NDArray[np.int32]:
-    """How many synsets are of each kind, itself included: what tells general from special."""
+    """The number of synsets that are kinds of each synset, itself included: large for general ones."""
     count = np.zeros(len(hypernyms), np.int32)
     for synset in range(len(hypernyms)):
         above = {synset}
@@ -95,7 +95,7 @@ def wordnet(folder: Path) -> tuple[dict[str, NDArray[Any]], list[str]]:
 
 
 def glove(folder: Path, lemmas: list[str]) -> dict[str, NDArray[Any]]:
-    """Words that occur in the lemmas, in GloVe's order (by frequency), as int8 with a scale a dimension."""
+    """Words that occur in the lemmas, in GloVe's order (by frequency), as int8 with one scale per dimension."""
     import pyarrow.parquet
 
     index = pyarrow.parquet.read_table(folder / "glove_6B_index.parquet").column("index").to_pylist()
@@ -105,12 +105,12 @@ def glove(folder: Path, lemmas: list[str]) -> dict[str, NDArray[Any]]:
     vectors = np.load(folder / "glove_6B_50d_emb.npy")[rows]
     scale = (CLIP * vectors.std(axis=0) / 127).astype(np.float32)
     whole = np.clip(np.round(vectors / scale), -127, 127).astype(np.int8)
-    # Dimension by dimension: equal distributions side by side compress better.
+    # Stored dimension by dimension, since values of one distribution side by side compress better.
     return {"words": text("\n".join(index[at] for at in rows)), "scale": scale, "vectors": whole.T.copy()}
 
 
 def text(value: str) -> NDArray[np.uint8]:
-    """A text as bytes, so that the file needs no objects."""
+    """A text as bytes, so that the file holds no pickled objects."""
     return np.frombuffer(value.encode(), np.uint8)
 
 

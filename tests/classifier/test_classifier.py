@@ -612,8 +612,8 @@ def test_the_metric_is_written_once(zoo):
     zoo.learn({"okapi": pictures("okapi", 2)})
     states = zoo.path / "states"
     assert {file.name for file in states.iterdir()} == {"1.safetensors", "2.safetensors", "lasting.safetensors"}
-    assert set(load_tensors(states / "lasting.safetensors", "concm-state-1")[0]) == {"engine.metric"}
-    assert "engine.metric" not in load_tensors(states / "2.safetensors", "concm-state-1")[0]
+    assert set(load_tensors(states / "lasting.safetensors", "concm-state-1")[0]) == {"engine.metric.matrix"}
+    assert "engine.metric.matrix" not in load_tensors(states / "2.safetensors", "concm-state-1")[0]
 
 
 def test_the_generator_of_the_process_is_neither_used_nor_moved(zoo):
@@ -1315,7 +1315,7 @@ def test_an_interruption_leaves_all_as_it_was(used, tmp_path, monkeypatch, chang
             for verb in ("learn", "revise", "forget"):
                 then.setattr(Engine, verb, interrupted)
         elif moment == "amidst":
-            then.setattr(engine_module.projector, "train", interrupted)
+            then.setattr(engine_module, "descend", interrupted)
         else:
             then.setattr(store_module, "save_tensors", interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -20,8 +20,7 @@ from concm.engine.concm import Engine
 from concm.engine.head import Head
 from concm.engine.metric import expected_cosine
 from concm.engine.settings import Settings
-from concm.features.extract import statistics
-from concm.features.sessions import Session
+from concm.features.sessions import BaseSession, Session, statistics
 from concm.files import load_tensors, save_tensors
 
 torch.set_num_threads(1)  # bit for bit only holds for one number of threads
@@ -43,13 +42,12 @@ def around(centre: Tensor, labels: Tensor, *, spread: float, seed: int) -> Tenso
     return centre[labels] + spread / centre.shape[1] ** 0.5 * noise
 
 
-def base_session(counts: list[int], *, spread: float = 0.8, seed: int = 0, centre: Tensor | None = None) -> Session:
+def base_session(counts: list[int], *, spread: float = 0.8, seed: int = 0, centre: Tensor | None = None) -> BaseSession:
     centre = centres(len(counts), seed) if centre is None else centre
     labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     features = around(centre, labels, spread=spread, seed=seed + 1)
     names = tuple(f"class {at}" for at in range(len(counts)))
-    found = statistics(features, labels, len(counts))
-    return Session(0, range(len(counts)), names, features, labels, None, *found)
+    return BaseSession.of(Session(0, range(len(counts)), names, features, labels))
 
 
 def novel_session(
@@ -62,7 +60,7 @@ def novel_session(
     return Session(1, range(first, first + len(shots)), names, features, labels, None)
 
 
-def taught(base: Session, *shots: int, settings: Settings = QUICK) -> Engine:
+def taught(base: BaseSession, *shots: int, settings: Settings = QUICK) -> Engine:
     """An engine that learned the base session and then a class a number of shots."""
     engine = Engine(settings)
     engine.fit_base(base)
@@ -400,7 +398,7 @@ def seen(monkeypatch) -> list[SimpleNamespace]:
             self.notes = SimpleNamespace(settings=settings, base=None, novel=None, judged=None, scores=None)
             made.append(self.notes)
 
-        def fit_base(self, base: Session) -> None:
+        def fit_base(self, base: BaseSession) -> None:
             self.notes.base = base
             super().fit_base(base)
 

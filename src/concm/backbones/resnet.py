@@ -154,7 +154,7 @@ def resnet18() -> ResNet:
 
 
 def resnet18_imagenet() -> ResNet:
-    """7×7 stem, key for key torchvision's ResNet-18 without its last layer."""
+    """7×7 stem, with the keys of torchvision's ResNet-18 but without its last layer."""
     return ResNet((64, 128, 256, 512), depth=2, stem=7)
 
 
@@ -164,7 +164,7 @@ def resnet20() -> ResNet:
 
 
 def load_torchvision(network: ResNet, weights: str) -> None:
-    """Fill a 7×7-stem network from torchvision's state dict: a file, or `torchvision` where that is installed."""
+    """Load torchvision's state dict into a 7×7-stem network: from a file, or from `torchvision` if it is installed."""
     if weights == "torchvision":
         try:
             from torchvision.models import ResNet18_Weights

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from concm.errors import ConcmError
 
@@ -103,28 +103,22 @@ def sync(folder: Path) -> None:
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None] | None, timeout: float | None) -> Iterator[None]:
     """Hold the writers' lock, which the system frees if this process dies."""
+    lock = FileLock(path / "store.lock")
     try:
-        handle = os.open(path / "store.lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if waiting is not None:
+                waiting()
+            lock.acquire(timeout=-1 if timeout is None else timeout, poll_interval=0.01)
+    except Timeout:
+        raise ConcmError(f"the store at {path} is being changed by another; try again later") from None
     except OSError as error:
         raise ConcmError(f"cannot write to the store at {path}: {error.strerror or error}") from error
-    waited = False
     try:
-        end = None if timeout is None else time.monotonic() + timeout
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | (0 if waited and end is None else fcntl.LOCK_NB))
-                break
-            except BlockingIOError:
-                if not waited and waiting is not None:
-                    waiting()
-                waited = True
-                if end is not None and time.monotonic() > end:
-                    raise ConcmError(f"the store at {path} is being changed by another; try again later") from None
-                time.sleep(0.01 if end is not None else 0)
         yield
     finally:
-        fcntl.flock(handle, fcntl.LOCK_UN)
-        os.close(handle)
+        lock.release()
 
 
 def damaged(path: Path, why: object) -> str:

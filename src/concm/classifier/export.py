@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from concm.files import replacing, save_tensors
 
 KIND = "concm-structure-1"
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
-HEAD = ("inner_weight", "inner_bias", "outer_weight", "outer_bias", "structure", "prototypes", "bias", "share")
+HEAD = tuple(item.name for item in fields(Head) if item.name != "metric")
 OUTPUTS = ("probabilities", "familiarity")
 
 
@@ -99,7 +99,7 @@ class _Whole(nn.Module):
     def forward(self, pixels: Tensor, *known: Tensor) -> tuple[Tensor, Tensor]:
         """The same as the classifier does."""
         *head, centre, width, temperature = known
-        scores = Head(self.metric, *head)(self.network(self.transform.centre(pixels)))
+        scores = Head(metric=self.metric, **dict(zip(HEAD, head, strict=True)))(self.network(self.transform.centre(pixels)))
         best = scores.max(1)
         familiarity = (best.values - centre[best.indices]) / width[best.indices]
         return (scores / temperature).softmax(1), familiarity

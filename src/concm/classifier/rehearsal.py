@@ -53,6 +53,43 @@ class _Scene:
     exemplars: Tensor
     counts: Tensor
 
+    @property
+    def taken(self) -> Tensor:
+        """What each photo was taken for, as a column."""
+        return self.scores.argmax(1)
+
+    @property
+    def old(self) -> Tensor:
+        """Whether each photo is of a base class."""
+        return self.truth < self.base
+
+    @property
+    def raw(self) -> Tensor:
+        """The scores without what is added to those of novel classes."""
+        return self.scores - self.bias
+
+    @property
+    def own(self) -> Tensor:
+        """The raw score of each photo's own class."""
+        return self.raw.gather(1, self.truth[:, None])[:, 0]
+
+    def harmonic_mean(self) -> float:
+        """Of accuracy on base and on new classes."""
+        return accuracies(confusion(self.truth, self.taken, len(self.classes)), self.base).hm
+
+    def excess(self, expected: Tensor, seen: Tensor, common: Tensor) -> Tensor:
+        """By how much each photo's best raw score exceeds what is expected of the class it was taken for.
+
+        A photo that helped to say what is usual for its class is not judged by that: its share is taken out.
+        """
+        taken, old = self.taken, self.old
+        novel = expected_scores(self.likeness, self.exemplars, self.counts, common)[self.base :]
+        usual = torch.cat([expected[self.classes[: self.base]], novel])[taken]
+        right = old & (taken == self.truth)
+        helpers = seen[self.classes[self.truth[right]]]
+        usual[right] = ((helpers + SHRINKAGE) * usual[right] - self.own[right]) / (helpers + SHRINKAGE - 1)
+        return self.raw.gather(1, taken[:, None])[:, 0] - usual
+
 
 def rehearse(base: BaseSession, settings: Settings | None, *, unseen: bool, seed: int = 0, device: str = "cpu") -> Plan:
     """Settings, where none are given, and what is usual; `unseen` says that the backbone has not seen these photos."""
@@ -77,7 +114,7 @@ def rehearse(base: BaseSession, settings: Settings | None, *, unseen: bool, seed
     work = [(candidate, split) for candidate in candidates for split in range(splits)]
     played = [_scene(base, candidate, split, splits, seed, device) for candidate, split in track(work, "rehearsing")]
     scenes = [played[at * splits : (at + 1) * splits] for at in range(len(candidates))]
-    best = max(range(len(candidates)), key=lambda at: _harmonic_mean(scenes[at]))
+    best = max(range(len(candidates)), key=lambda at: np.mean([scene.harmonic_mean() for scene in scenes[at]]))
     return Plan(candidates[best], _usual(scenes[best], len(base.classes), candidates[best]))
 
 
@@ -125,42 +162,39 @@ def _session(base: Session, index: int, classes: list[int], rows: list[Tensor], 
     return Session(index, range(first, first + len(classes)), names, base.features[torch.cat(rows)], labels, None)
 
 
-def _harmonic_mean(scenes: list[_Scene]) -> float:
-    """Of accuracy on base and on new classes, over all scenes."""
-    matrices = [confusion(scene.truth, scene.scores.argmax(1), len(scene.classes)) for scene in scenes]
-    return float(np.mean([accuracies(matrix, scene.base).hm for matrix, scene in zip(matrices, scenes, strict=True)]))
-
-
 def _usual(scenes: list[_Scene], classes: int, settings: Settings) -> Usual:
     """Expected scores of the base classes, and how far known photos' scores lie from what is expected."""
     alike = torch.cat([scene.likeness[scene.exemplars > 1] for scene in scenes])
     common = alike.mean() if len(alike) else torch.tensor(settings.likeness)
-    raw = [scene.scores - scene.bias for scene in scenes]
-    own = [scores.gather(1, scene.truth[:, None])[:, 0] for scores, scene in zip(raw, scenes, strict=True)]
-    old = [scene.truth < scene.base for scene in scenes]
-    values = torch.cat([score[known] for score, known in zip(own, old, strict=True)])
-    labels = torch.cat([scene.classes[scene.truth[known]] for scene, known in zip(scenes, old, strict=True)])
+    expected, seen = _expected(scenes, classes)
+    excess = [scene.excess(expected, seen, common) for scene in scenes]
+    shift, width, familiar = _fit(
+        torch.cat([beyond[scene.taken < scene.base] for scene, beyond in zip(scenes, excess, strict=True)]),
+        torch.cat([beyond[scene.taken >= scene.base] for scene, beyond in zip(scenes, excess, strict=True)]),
+    )
+    return Usual(expected, common, shift, width, _quantiles(familiar), _temperature(scenes))
+
+
+def _expected(scenes: list[_Scene], classes: int) -> tuple[Tensor, Tensor]:
+    """The usual score (classes,) of held-out photos of each base class, near the common one where there are few."""
+    values = torch.cat([scene.own[scene.old] for scene in scenes])
+    labels = torch.cat([scene.classes[scene.truth[scene.old]] for scene in scenes])
     seen = torch.bincount(labels, minlength=classes)
-    expected = (class_sums(values[:, None], labels, classes)[:, 0] + SHRINKAGE * values.mean()) / (seen + SHRINKAGE)
-    excess: list[list[Tensor]] = [[], []]
-    for scores, scene, score, known in zip(raw, scenes, own, old, strict=True):
-        taken = scene.scores.argmax(1)
-        novel = expected_scores(scene.likeness, scene.exemplars, scene.counts, common)[scene.base :]
-        usual = torch.cat([expected[scene.classes[: scene.base]], novel])[taken]
-        # A photo that helped to say what is usual for its class must not be judged by that.
-        right = known & (taken == scene.truth)
-        helpers = seen[scene.classes[scene.truth[right]]]
-        usual[right] = ((helpers + SHRINKAGE) * usual[right] - score[right]) / (helpers + SHRINKAGE - 1)
-        beyond = scores.gather(1, taken[:, None])[:, 0] - usual
-        for group, chosen in enumerate((taken < scene.base, taken >= scene.base)):
-            excess[group].append(beyond[chosen])
-    both = [torch.cat(parts) for parts in excess]
-    apart = len(both[1]) >= 10 and len(both[0]) > 0
-    both = both if apart else [torch.cat(both)] * 2
+    sums = class_sums(values[:, None], labels, classes)[:, 0]
+    return (sums + SHRINKAGE * values.mean()) / (seen + SHRINKAGE), seen
+
+
+def _fit(base: Tensor, novel: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and spread (2,) of the excess of base and novel classes, and all photos' familiarity by them.
+
+    Where too few photos were taken for novel classes, both groups share one mean and spread.
+    """
+    apart = len(novel) >= 10 and len(base) > 0
+    both = [base, novel] if apart else [torch.cat([base, novel])] * 2
     shift = torch.stack([part.mean() for part in both])
     width = torch.stack([_spread(part) for part in both]).clamp(min=1e-3)
     familiar = torch.cat([(part - shift[at]) / width[at] for at, part in enumerate(both[: 1 + apart])])
-    return Usual(expected, common, shift, width, _quantiles(familiar), _temperature(scenes))
+    return shift, width, familiar
 
 
 def _spread(values: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Everything left of the classifier: scenarios, images, sessions and feature banks."""
+"""Scenarios and pictures: from a data folder to labelled images, ready for a network."""

@@ -1,7 +1,7 @@
 """Batch augmentation as pure functions of pixels and uniform random numbers.
 
-The random numbers come from outside, for the whole global batch: so one process or several, eager or compiled,
-interrupted or not, every picture gets the same view at the same step.
+The caller gives the random numbers, for the whole global batch. So every picture gets the same view at the same step,
+whether there is one process or several, eager or compiled, interrupted or not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Strong:
 def crop(pixels: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, mirror: Tensor, size: int) -> Tensor:
     """Cut a box out of each picture and scale it to `size`: (n, h, w, 3) uint8 → (n, 3, size, size) in 0..1.
 
-    Bilinear; whole-pixel boxes of `size` are exact. What lies outside the picture is its reflection.
+    Scaling is bilinear, and exact for whole-pixel boxes of `size`. Outside the picture lies its reflection.
     """
     count, rows, columns, _ = pixels.shape
     steps = torch.arange(size, device=pixels.device, dtype=torch.float32) + 0.5
@@ -78,7 +78,7 @@ def cut_out(images: Tensor, random: Tensor, side: float) -> Tensor:
 
 
 def strong(pixels: Tensor, random: Tensor, size: int, scale_min: float, jitter: float, grey: float) -> Tensor:
-    """A crop of random area and aspect, mirrored, with colours shaken or removed; shapes as in `weak`."""
+    """A crop of random area and aspect, mirrored, with colours changed or removed; shapes as in `weak`."""
     side = pixels.shape[1]
     area = (scale_min + random[:, Strong.AREA] * (1 - scale_min)) * side * side
     aspect = torch.exp((random[:, Strong.ASPECT] * 2 - 1) * math.log(4 / 3))
@@ -102,7 +102,7 @@ def _luma(images: Tensor) -> Tensor:
 
 
 def turn(images: Tensor, quarters: Tensor) -> Tensor:
-    """Turn each picture by its own number of quarters; (n, 3, s, s) and (n,) of 0..3."""
+    """Turn each picture (n, 3, s, s) by its own number of quarter turns (n,), from 0 to 3."""
     quarters = quarters.view(-1, 1, 1, 1)
     half = torch.where(quarters >= 2, images.flip((2, 3)), images)
     return torch.where(quarters % 2 == 1, half.transpose(2, 3).flip(2), half)

@@ -17,7 +17,7 @@ from concm.errors import ConcmError
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Rows of a pixel array (n, h, w, 3), their labels in the scenario's order and what the pictures are called."""
+    """Rows of a pixel array (n, h, w, 3), their labels in the scenario's order and the pictures' names."""
 
     pixels: NDArray[np.uint8]
     rows: NDArray[np.int64]
@@ -48,16 +48,16 @@ class Dataset:
 
     @cached_property
     def base(self) -> ImageSet:
-        """What the base session may train on."""
+        """The images that the base session may train on."""
         return self.train.of_classes(self.scenario.classes_of(0))
 
     @cached_property
     def novel(self) -> ImageSet:
-        """The candidates that shots are drawn from."""
+        """The candidates from which shots are drawn."""
         return self.train.of_classes(range(self.scenario.base, len(self.scenario.keys)))
 
     def validation(self, *, novel: int | None = None, share: float = 0.1, seed: int = 0) -> Dataset:
-        """A pseudo-incremental scenario cut out of the base classes alone, to decide things on.
+        """A pseudo-incremental scenario of the base classes alone, for choosing settings.
 
         The last of the base classes (shuffled) play the novel ones; a share of all training images is the test part.
         """

@@ -25,7 +25,7 @@ from concm.progress import track
 Broken = Literal["refuse", "skip"]
 MAX_PIXELS = 89_000_000
 PIXELS_VERSION = 2
-"""Of the pixels that decoding gives; to be raised when they change."""
+"""Version of the pixels that decoding gives; it must be raised when they change."""
 _ELSEWHERE = "; set CONCM_CACHE to a folder elsewhere"
 T = TypeVar("T")
 R = TypeVar("R")
@@ -47,12 +47,12 @@ def cache_folder() -> Path:
 
 @cache
 def _refused_here() -> None:
-    """Pillow's warning of huge pictures is no news to anybody: they are refused below, with a sentence."""
+    """Silence Pillow's warning about huge pictures, since they are refused here with a message of our own."""
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 def decode(data: bytes | Path | Image.Image, side: int) -> NDArray[np.uint8]:
-    """The central square of a picture at `side` pixels, (side, side, 3): EXIF-upright, any mode as RGB."""
+    """The central square of a picture, (side, side, 3): turned upright by its EXIF data, and any mode made RGB."""
     name = str(data) if isinstance(data, Path) else "this picture"
     _refused_here()
     try:
@@ -73,8 +73,8 @@ def _pixels(image: Image.Image, name: str, side: int) -> NDArray[np.uint8]:
     if not image.width * image.height:
         raise BrokenPicture(name, "has no pixels")
     frames = getattr(image, "n_frames", 1)
-    if frames > 1 and image.format != "MPO":  # a camera's MPO is a photo with a preview behind it
-        raise BrokenPicture(name, f"has {frames} frames; save the one that is meant as a picture of its own")
+    if frames > 1 and image.format != "MPO":  # an MPO file of a camera is one photo and a preview
+        raise BrokenPicture(name, f"has {frames} frames; save the one that is meant as a separate picture")
     turn = _TURNS.get(image.getexif().get(0x0112, 1))
     upright = _rgb(image if turn is None else image.transpose(turn))
     return np.asarray(_square(upright, side), dtype=np.uint8)
@@ -101,7 +101,7 @@ def _reason(error: Exception) -> str:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """RGB from any mode: transparency over white, 16-bit and float greys scaled rather than clipped."""
+    """RGB from any mode: transparency on white, 16-bit and float greys scaled instead of clipped."""
     if image.mode in ("I;16", "I;16B", "I;16L", "I", "F"):
         grey = np.asarray(image, dtype=np.float64)
         highest = grey.max(initial=0)
@@ -118,7 +118,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _square(image: Image.Image, side: int) -> Image.Image:
-    """Central square, scaled to `side`; pixels of the right size are left untouched."""
+    """The central square, scaled to `side`; a picture of the right size is left untouched."""
     short = min(image.size)
     left, top = (image.width - short) / 2, (image.height - short) / 2
     if image.size == (side, side):
@@ -127,7 +127,7 @@ def _square(image: Image.Image, side: int) -> Image.Image:
 
 
 def in_threads(work: Callable[[T], R], items: Sequence[T], title: str) -> Iterator[R]:
-    """Results of `work` in order, computed by all cores; Pillow and hashing release the interpreter's lock."""
+    """Results of `work` in order, computed on all cores; Pillow and hashing release the interpreter's lock."""
     cores = os.cpu_count() or 1
     ahead: deque[Future[R]] = deque()  # bounded, so that memory does not grow with the number of pictures
     with ThreadPoolExecutor(cores) as pool:
@@ -146,7 +146,7 @@ def in_threads(work: Callable[[T], R], items: Sequence[T], title: str) -> Iterat
 def cached(
     paths: Sequence[Path], side: int, broken: Broken = "refuse"
 ) -> tuple[NDArray[np.uint8], list[int], list[str]]:
-    """Decoded pictures (memory-mapped), the positions in `paths` they belong to, and complaints about skipped ones."""
+    """Decoded pictures (memory-mapped), their positions in `paths`, and complaints about skipped ones."""
     pixels, skipped = _stored(_digests(paths), side, lambda row: decode(paths[row], side), len(paths), broken)
     complaints = [f"{paths[row]} {why}" for row, why in skipped.items()]
     if complaints and broken == "refuse":
@@ -155,7 +155,7 @@ def cached(
 
 
 def resized(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """Square pictures that are in memory already, (n, h, h, 3), at `side` pixels: cached in the same way."""
+    """Square pictures that are in memory already, (n, h, h, 3), scaled to `side` pixels and cached in the same way."""
     if pixels.shape[1] == side:
         return pixels
 
@@ -168,7 +168,7 @@ def resized(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 def _stored(
     content: str, side: int, work: Callable[[int], NDArray[np.uint8]], count: int, broken: Broken
 ) -> tuple[NDArray[np.uint8], dict[int, str]]:
-    """The cache entry of this content, made if it is not there or not whole, and why rows were skipped."""
+    """The cache entry for this content, made if it is missing or incomplete, and why rows were skipped."""
     key = hashlib.blake2b(f"{PIXELS_VERSION}:{side}:{content}".encode(), digest_size=16).hexdigest()
     folder = cache_folder()
     file, notes = folder / f"{key}.npy", folder / f"{key}.json"
@@ -207,7 +207,7 @@ def _decode_all(
     skipped: list[tuple[int, str]] = []
     with replacing(file, _ELSEWHERE) as draft:
         store = np.lib.format.open_memmap(draft, mode="w+", dtype=np.uint8, shape=(count, side, side, 3))
-        if hasattr(os, "posix_fallocate"):  # a full disk must be an error here, not a crash in the middle of a page
+        if hasattr(os, "posix_fallocate"):  # so that a full disk is an error here, not a crash on a later write
             with draft.open("r+b") as handle:
                 os.posix_fallocate(handle.fileno(), 0, draft.stat().st_size)
         at = 0
@@ -226,7 +226,7 @@ def _decode_all(
 
 
 def _digests(paths: Sequence[Path]) -> str:
-    """One digest of all files' contents; nothing is read again while no file's size or time changed."""
+    """One digest of all files' contents; they are read again only if the size or time of a file has changed."""
     stamps = hashlib.blake2b(digest_size=16)
     for path in paths:
         try:

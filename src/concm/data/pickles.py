@@ -27,7 +27,7 @@ class _Kind:
 
 
 class _Array:
-    """Stands for numpy.ndarray: the array is made here, of plain bytes."""
+    """Stands for numpy.ndarray; the array is made here, from plain bytes."""
 
     value: NDArray[Any] | None = None
 

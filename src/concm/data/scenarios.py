@@ -127,12 +127,12 @@ def load_scenario(name: str) -> Scenario:
 
 
 def natural(size: int) -> Transform:
-    """The transform of anybody's photos; small pictures are taken whole."""
+    """The transform for a user's own photos; small pictures are taken whole."""
     return replace(_NATURAL, size=size, resize=size if size <= 64 else round(size * 256 / 224))
 
 
 def of_folder(keys: Iterable[str], *, base: int, way: int, shot: int, size: int = 224) -> Scenario:
-    """A scenario over anybody's class folders, in alphabetical order."""
+    """A scenario over a user's own class folders, in alphabetical order."""
     ordered = tuple(sorted(keys))
     return Scenario(
         name="folder",

@@ -20,7 +20,7 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", "
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures of one part (train or test): what each is called, its class, and its file or its pixels."""
+    """Pictures of one part (train or test): the name and class of each, and its file or its pixels."""
 
     ids: list[str]
     keys: list[str]
@@ -111,7 +111,7 @@ def _listed(root: Path, lists: Path) -> Source:
 
 
 def _folders(root: Path, test_share: float, seed: int) -> Source:
-    """Class folders under train/ and test/ (or val/), or under `root` itself, with a test share drawn of each class."""
+    """Class folders under train/ and test/ (or val/), or under `root`, with a test share drawn from each class."""
     train, test = (next((root / name for name in names if _has_folders(root / name)), None) for names in _PARTS)
     if train is not None and test is not None:
         return Source(_class_folders(train), _class_folders(test))

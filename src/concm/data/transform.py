@@ -27,7 +27,7 @@ class Transform:
         return (images - mean) / std
 
     def centre(self, pixels: Tensor) -> Tensor:
-        """(n, h, w, 3) uint8 as cached → (n, 3, size, size) normalised: what is seen at test time."""
+        """(n, h, w, 3) uint8 as cached → (n, 3, size, size) normalised, as at test time."""
         edge = (self.resize - self.size) // 2
         square = pixels[:, edge : edge + self.size, edge : edge + self.size]
         return self.normalise(square.permute(0, 3, 1, 2).float() / 255)

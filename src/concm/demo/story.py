@@ -26,54 +26,55 @@ Photos = Mapping[str, list[bytes]]
 
 
 def groceries(out: Path, *, seed: int = 0, device: Literal["auto", "cpu", "cuda"] = "auto") -> None:
-    """Teach eight classes, six more in three sessions of five photos a class, ask, undo; all of it on one page."""
+    """Learn eight classes, then six more in three sessions of five photos per class, predict, undo, write a page."""
     begun = time.perf_counter()
     taught, asked = shop.photos("train"), shop.photos("test")
     names = list(taught)
     lessons = [names[at : at + 2] for at in range(BASE, len(names), 2)]
     random = np.random.default_rng(seed)
-    zoo = _new(out / "shop", device)
+    classifier = _new(out / "shop", device)
     say(f"fit: {BASE} classes, {sum(len(taught[name]) for name in names[:BASE])} photos")
-    zoo.fit({name: taught[name] for name in names[:BASE]})
-    rows = [_row("fit", time.perf_counter() - begun, zoo, asked)]
+    classifier.fit({name: taught[name] for name in names[:BASE]})
+    rows = [_row("fit", time.perf_counter() - begun, classifier, asked)]
     told = [
         Chapter(
             "The shop knows apples and pears",
             f"Taught from the start: {_listed(names[:BASE])}. These photos were never shown to it:",
-            _answers(zoo, asked, names[:BASE], random),
+            _answers(classifier, asked, names[:BASE], random),
         ),
         Chapter(
             "It has never seen a melon or an orange",
             "Photos of classes that come later. The right answer is unknown; it may call at most one in twenty photos "
             "of what it knows so.",
-            _answers(zoo, asked, names[BASE:], random),
+            _answers(classifier, asked, names[BASE:], random),
         ),
     ]
     for number, lesson in enumerate(lessons, 1):
         shots = {name: [taught[name][at] for at in random.permutation(len(taught[name]))[:SHOTS]] for name in lesson}
         say(f"learn: {_listed(lesson)}, {SHOTS} photos each")
         since = time.perf_counter()
-        zoo.learn(shots)
-        rows.append(_row(f"learn {_listed(lesson)}", time.perf_counter() - since, zoo, asked))
+        classifier.learn(shots)
+        rows.append(_row(f"learn {_listed(lesson)}", time.perf_counter() - since, classifier, asked))
         cards = tuple(Shown(thumbnail(photo), truth=name) for name in lesson for photo in shots[name])
         told.append(
             Chapter(
                 f"Session {number}: {_listed(lesson)}",
                 f"{SHOTS} photos and a name each, and then other photos of them:",
-                cards + _answers(zoo, asked, lesson, random),
+                cards + _answers(classifier, asked, lesson, random),
             )
         )
     last = lessons[-1]
-    line = zoo.undo()
+    line = classifier.undo()
     say(f"undo: back at version {line.version}, {line.classes} classes")
     told.append(
         Chapter(
             "One step back",
             f"After undo it knows {line.classes} classes again, as if it had never heard of {_listed(last)}:",
-            _answers(zoo, asked, last, random),
+            _answers(classifier, asked, last, random),
         )
     )
-    lead = f"{len(names)} classes of groceries, photographed in shops. Backbone: {zoo.store.meta['backbone']}, frozen."
+    backbone = classifier.store.meta["backbone"]
+    lead = f"{len(names)} classes of groceries, photographed in shops. Backbone: {backbone}, frozen."
     figures = Chapter(
         "In figures",
         f"All {sum(map(len, asked.values()))} test photos, after each step. Strangers are photos of classes that come "
@@ -82,32 +83,34 @@ def groceries(out: Path, *, seed: int = 0, device: Literal["auto", "cpu", "cuda"
     )
     page = out / "index.html"
     write_whole(page, render("Groceries, taught a few photos at a time", lead, [*told, figures]).encode())
-    zoo.close()
-    say(f"wrote {page}; the classifier is in {zoo.path} ({time.perf_counter() - begun:.0f} s)")
+    classifier.close()
+    say(f"wrote {page}; the classifier is in {classifier.path} ({time.perf_counter() - begun:.0f} s)")
 
 
 def _new(path: Path, device: Literal["auto", "cpu", "cuda"]) -> Classifier:
     if Store.exists(path):
-        Store.open(path).close()  # refuses what is not ours
+        Store.open(path).close()  # refuses a folder that is not a store
         shutil.rmtree(path)
     return Classifier(path, device=device)
 
 
-def _answers(zoo: Classifier, asked: Photos, names: Iterable[str], random: np.random.Generator) -> tuple[Shown, ...]:
-    """Some photos of each class and what the classifier says; rightly unknown is what it was not taught."""
-    known = set(zoo.classes_.tolist())
+def _answers(
+    classifier: Classifier, asked: Photos, names: Iterable[str], random: np.random.Generator
+) -> tuple[Shown, ...]:
+    """Some photos of each class with their predictions; for a class that was not taught, "unknown" is right."""
+    known = set(classifier.classes_.tolist())
     drawn = [(name, asked[name][at]) for name in names for at in random.permutation(len(asked[name]))[:SHOWN]]
     shown = []
-    for (name, photo), said in zip(drawn, zoo.predict([photo for _, photo in drawn]), strict=True):
+    for (name, photo), said in zip(drawn, classifier.predict([photo for _, photo in drawn]), strict=True):
         right = said.label == (name if name in known else UNKNOWN)
         others = tuple(said.top[:2] if said.unknown else said.top[1:3])
         shown.append(Shown(thumbnail(photo), name, said.label, None if said.unknown else said.score, others, right))
     return tuple(shown)
 
 
-def _row(step: str, seconds: float, zoo: Classifier, asked: Photos) -> tuple[str, ...]:
-    """A line of the table; also said at once."""
-    result: Evaluation = zoo.evaluate(asked)
+def _row(step: str, seconds: float, classifier: Classifier, asked: Photos) -> tuple[str, ...]:
+    """A row of the table, which is also printed at once."""
+    result: Evaluation = classifier.evaluate(asked)
     cells = [result.acc, result.acc_base, result.acc_novel, result.false_accept]
     texts = [f"{value:.1f} %" if value is not None else "–" for value in cells]
     say(f"  accuracy {texts[0]}: base {texts[1]}, later {texts[2]}; strangers given a label {texts[3]}")

@@ -32,12 +32,12 @@ class CalibrationSettings(Checked):
     hidden: int = setting(512, "Width of the decoder's hidden layer (released code).", least=1)
     own_logit: float | None = setting(
         None,
-        "None adds the class's own code to the attributes' (paper); a number lets it compete with them (code: 1).",
+        "Logit with which the class's own code competes with its attributes (code: 1); none adds it to them (paper).",
     )
 
 
 class Calibrator(nn.Module):
-    """The MPC network with the attribute pool it was trained for; features are in units of `scale`."""
+    """The MPC network with the attribute pool it was trained for; features are measured in units of `scale`."""
 
     def __init__(self, features: Tensor, vectors: Tensor, scale: float, settings: CalibrationSettings) -> None:
         super().__init__()
@@ -70,14 +70,14 @@ class Calibrator(nn.Module):
         return torch.where(known, completed, prototypes)
 
     def _weights(self, own: Tensor, vectors: Tensor, association: Tensor) -> Tensor:
-        """Attention of each class over its own attributes (Eq. 3), after an own logit where there is one."""
+        """Attention of each class over its own attributes (Eq. 3), with its own logit in front if that is set."""
         by_words = self.word_queries(vectors) @ self.word_keys(self.vectors).T
         by_features = self.feature_queries(own) @ self.feature_keys(self.features).T
         logits = (by_words + by_features) / (2 * self.settings.attention**0.5)
         logits = logits.masked_fill(~association, -torch.inf)
         if self.settings.own_logit is not None:
             logits = torch.cat([logits.new_full((len(own), 1), self.settings.own_logit), logits], 1)
-        weights: Tensor = logits.softmax(1).nan_to_num()  # a class without attributes has no weights at all
+        weights: Tensor = logits.softmax(1).nan_to_num()  # all weights of a class without attributes are zero
         return weights
 
     @torch.no_grad()

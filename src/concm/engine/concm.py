@@ -1,6 +1,6 @@
 """ConCM (ICLR 2026), Algorithm 1: calibrated prototypes, a structure re-matched at every session, a small projector.
 
-Nothing here depends on how many classes or sessions are still to come, unless a compared variant asks for it.
+Nothing here depends on how many classes or sessions are still to come, except in variants that ask for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from concm.semantics.semantics import Semantics
 
 
 class Engine(Stateful):
-    """The three verbs of a method; see `Settings` for what can be varied."""
+    """ConCM with the three verbs of a method; see `Settings` for what can be varied."""
 
     values = ("names", "pool", "smr", "remarks", "senses")
     structure: Tensor
@@ -66,7 +66,7 @@ class Engine(Stateful):
         self.names, self.pool = list(base.names), list(base.names)
         if settings.calibrate:
             self._senses = bundled(base.scenario.removesuffix("-validation"))
-            shown = base if settings.views else replace(base, views=None)  # episodes as sessions will be
+            shown = base if settings.views else replace(base, views=None)  # so that episodes are like later sessions
             self.calibrator = calibration.train(shown, self.semantics, settings.calibration, seed=self.seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
@@ -74,7 +74,7 @@ class Engine(Stateful):
         self._match(settings.base_steps, session=0)
 
     def learn(self, session: Session) -> None:
-        """Calibrate the new prototypes, remember them, match structure and projector to all classes."""
+        """Calibrate the new prototypes, remember them, and match structure and projector to all classes."""
         session = session.to(self.device)
         if self.metric is not None:
             session = self.metric.read(session)
@@ -83,14 +83,14 @@ class Engine(Stateful):
         self._match(self.settings.steps, session=session.index)
 
     def forget(self, label: int) -> None:
-        """Drop a class; those after it move up, and structure and projector are matched to the rest."""
+        """Drop a class; later classes move up by one, and structure and projector are matched to the rest."""
         self.memory.forget(label)
         self.names.pop(label)
         self.free = torch.cat([self.free[:label], self.free[label + 1 :]])
         self._match(self.settings.steps, session=1)
 
     def revise(self, known: Mapping[int, tuple[Tensor, Tensor | None]]) -> None:
-        """Learn known classes anew, each from all its images (n, d) and views (n, k, d); they keep their index."""
+        """Learn known classes again, each from all its images (n, d) and views (n, k, d); they keep their index."""
         for label, (features, views) in known.items():
             labels = torch.full((len(features),), label)
             session = Session(1, range(label, label + 1), (self.names[label],), features, labels, views).to(self.device)
@@ -115,7 +115,7 @@ class Engine(Stateful):
         return mean, own
 
     def calibrated(self, names: tuple[str, ...], prototypes: Tensor) -> Tensor:
-        """Few-shot prototypes (n, d) completed by their classes' attributes, where they have any."""
+        """Few-shot prototypes (n, d) completed by their classes' attributes, if they have any."""
         if self.calibrator is not None:
             self._semantics = self.semantics.learn(names)
             vectors, association = (part.to(self.device) for part in self._semantics.classes(names))
@@ -126,7 +126,7 @@ class Engine(Stateful):
 
     @property
     def semantics(self) -> Semantics:
-        """What the classes' names mean; looked up when it is first needed."""
+        """The meanings of the class names, looked up when they are first needed."""
         if self._semantics is None:
             self._semantics = Semantics.of_names(self.pool, overrides=self._senses).learn(self.names)
             self._senses = self._semantics.senses
@@ -134,7 +134,7 @@ class Engine(Stateful):
 
     @property
     def head(self) -> Head:
-        """What scores features, as plain tensors."""
+        """The plain tensors with which features are scored."""
         structure, network = self.structure, self.projector
         return Head(
             metric=None if self.metric is None else self.metric.matrix,
@@ -149,13 +149,13 @@ class Engine(Stateful):
         )
 
     def _bias(self) -> Tensor:
-        """What makes novel classes (n,) as likely to be named as base ones, whose prototypes know more images.
+        """The bias (n,) of novel classes, whose prototypes come from fewer images and so have smaller cosines.
 
-        `novel_bias` is meant for five shots beside base classes of any number of images; for other numbers, what they
-        change in the expected cosine to a prototype is made up for.
+        `novel_bias` is meant for five shots beside base classes of any number of images; for other numbers of shots,
+        the bias makes up for the change in the expected cosine to a prototype.
         """
         settings, memory = self.settings, self.memory
-        if not memory.base:  # all of them were forgotten
+        if not memory.base:  # all base classes were forgotten
             return torch.zeros_like(self.structure[:, 0])
         likeness = self.structure.new_tensor(settings.likeness)
         expected = expected_cosine(likeness, memory.counts.clamp(min=1))
@@ -165,12 +165,12 @@ class Engine(Stateful):
         return bias
 
     def scores(self, features: Tensor) -> Tensor:
-        """Cosines to structure and prototypes, in the shares that `prototypes` says."""
+        """Cosines to structure and prototypes, weighted by the setting `prototypes`, and the bias."""
         return self.head(features.to(self.device))
 
     @property
     def senses(self) -> dict[str, str]:
-        """The synset that each class name was taken for, so that a loaded engine reads names as this one does."""
+        """The synset chosen for each class name, so that a loaded engine reads names as this one does."""
         return self._senses if self._semantics is None else self._semantics.senses
 
     @senses.setter
@@ -180,19 +180,20 @@ class Engine(Stateful):
 
     @property
     def memory_bytes(self) -> int:
-        """What is kept of the data: statistics, exemplars, the metric, and the attributes' prototypes."""
+        """Bytes of data that are kept: statistics, exemplars, the metric, and the attributes' prototypes."""
         kept = [] if self.metric is None else [self.metric.matrix]
         kept += [] if self.calibrator is None else [self.calibrator.get_buffer("features")]
         return self.memory.bytes + count_bytes(kept)
 
     @property
     def parameter_count(self) -> int:
-        """Trained weights."""
+        """Number of trained weights."""
         return sum(weight.numel() for weight in self.parameters()) + self.free.numel()
 
     def rebuild(self, state: Mapping[str, Tensor]) -> None:
-        """Make metric, memory and networks of the sizes that the state has; attributes from elsewhere than WordNet
-        must be given to the constructor again.
+        """Make metric, memory and networks of the state's sizes.
+
+        Attributes that do not come from WordNet must be given to the constructor again.
         """
         self.memory = Memory.empty()
         self.metric = Metric(state["metric.matrix"]) if "metric.matrix" in state else None
@@ -238,14 +239,14 @@ class Engine(Stateful):
         parameters = [*self.projector.parameters(), *([structure] if free else [])]
         rates = warmed_cosine(settings.lr, steps, max(1, steps // 10) - 1)
         descend(parameters, loss, rates, AdamW(settings.weight_decay), random=self.generator)
-        if free:  # nothing to compare with but the means themselves, as nearest class mean does
+        if free:  # free vectors are no target, so features are compared with the projected class means
             self.free = structure.detach()
             structure = self._projected_means(sampler)
         self.structure = structure
 
     @torch.no_grad()
     def _projected_means(self, sampler: Sampler) -> Tensor:
-        """The initial structure: where the projector puts the classes' samples on average, before it is trained."""
+        """The initial structure: the mean projection of each class's samples, before the projector is trained."""
         total = torch.zeros(len(self.memory.mean), self.projector.width, device=self.device)
         for _ in range(min(8, 1 + 16_384 // len(sampler.labels))):
             total += class_sums(self.projector(sampler(self.generator)), sampler.labels, len(total))
@@ -256,7 +257,7 @@ class Engine(Stateful):
         kind, (count, width) = self.settings.structure, initial.shape
         if kind == "matched":
             return geometry.nearest_simplex(initial)
-        if kind == "fixed":  # the same one at every session
+        if kind == "fixed":  # the same structure at every session
             room = self.settings.total or count
             if count > room:
                 raise Misuse(f"structure=fixed has room for total={room} classes, and this is the {count}th")

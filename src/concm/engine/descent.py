@@ -1,4 +1,4 @@
-"""Gradient descent, the only one: optimisers, schedules of their rate, and CUDA graphs where there is a GPU."""
+"""Gradient descent for all of the package: optimisers, schedules of their rate, and CUDA graphs on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.optim.adamw import adamw  # the functions: their classes import all o
 from torch.optim.sgd import sgd
 
 Update = Callable[[Tensor | float], None]
-"""One step with the given rate."""
+"""A function that takes one step with the given rate."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def descend(
 
 
 def _replayed(step: Callable[[], None], steps: int, random: torch.Generator, device: torch.device) -> None:
-    """Some steps eagerly on a stream of their own, as capturing demands, and the rest from one CUDA graph."""
+    """Take some steps eagerly on a separate stream, as capturing requires, and the rest from one CUDA graph."""
     eager = min(steps, 3)
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -140,7 +140,7 @@ def _replayed(step: Callable[[], None], steps: int, random: torch.Generator, dev
 
 
 def warmed_cosine(lr: float, steps: int, warm: float = 0) -> list[float]:
-    """Linear to the peak over `warm` steps, on half a cosine that falls to zero over all of them."""
+    """Rates that rise linearly over `warm` steps, times half a cosine that falls to zero over all steps."""
     return [lr * min(1.0, (step + 1) / (warm + 1)) * half_cosine(step / steps) for step in range(steps)]
 
 
@@ -150,15 +150,15 @@ def half_cosine(progress: float) -> float:
 
 
 def falling(lr: float, steps: int, period: float, decay: float) -> list[float]:
-    """Falls by the factor `decay` after each `period`, a share of all steps."""
+    """Rates that fall by the factor `decay` after each `period`, a share of all steps."""
     return [lr * decay ** int(step / steps / period + 1e-9) for step in range(steps)]
 
 
 def stepped(lr: float, steps: int, factor: float, milestones: Sequence[float]) -> list[float]:
-    """Falls by `factor` at each milestone, a share of all steps."""
+    """Rates that fall by `factor` at each milestone, a share of all steps."""
     return [lr * factor ** sum(step >= share * steps for share in milestones) for step in range(steps)]
 
 
 def paced(values: Tensor, pace: float) -> Tensor:
-    """The same values, whose gradient is `pace` times theirs: what comes before them learns at its own rate."""
+    """The same values with their gradient times `pace`, so that the weights behind them learn at another rate."""
     return values.detach() + pace * (values - values.detach())

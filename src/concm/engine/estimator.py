@@ -26,7 +26,7 @@ class ConCM:
     Parameters
     ----------
     settings
-        Settings of the engine; those of this library unless given.
+        Settings of the engine; the library's defaults unless given.
     seed
         Seed of all random choices.
     device
@@ -35,9 +35,10 @@ class ConCM:
     Attributes
     ----------
     classes_
-        The labels, in the order of the columns of `predict_proba`: those of `fit` sorted, then those of each `learn`.
+        The labels, in the order of the columns of `predict_proba`: first those of `fit`, sorted, then those of each
+        `learn`.
     engine_
-        The engine behind it, once it is fitted.
+        The engine that does the work, once the classifier is fitted.
     n_features_in_
         Dimensions of the features.
 
@@ -59,15 +60,15 @@ class ConCM:
         self.device = device
 
     def fit(self, X: ArrayLike, y: ArrayLike, names: Names | None = None) -> ConCM:  # noqa: N803
-        """Learn the base classes, two or more, and forget all else.
+        """Learn the base classes, two or more, and forget everything else.
 
         Parameters
         ----------
         X, y
             Features (n, d) and labels (n,): numbers or words.
         names
-            What the classes are called, for their attributes: a name for each label in sorted order, or by label.
-            Labels that are words are names themselves.
+            Names of the classes, from which their attributes follow: one for each label in sorted order, or a mapping
+            by label. Labels that are words are names themselves.
         """
         features, labels = _checked(X, y)
         found = np.unique(labels)
@@ -81,14 +82,14 @@ class ConCM:
         return self
 
     def learn(self, X: ArrayLike, y: ArrayLike, names: Names | None = None) -> ConCM:  # noqa: N803
-        """Learn new classes from a few examples each, and known ones better from more; nothing is forgotten.
+        """Learn new classes from a few examples each, or improve known ones; nothing is forgotten.
 
         Parameters
         ----------
         X, y
             Features (n, d) and labels (n,).
         names
-            What the classes of this call are called: a name for each of its labels in sorted order, or by label.
+            Names of the classes of this call: one for each of its labels in sorted order, or a mapping by label.
         """
         self._check_fitted()
         features, labels = _checked(X, y, self.n_features_in_)
@@ -114,11 +115,11 @@ class ConCM:
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, names: Names | None = None) -> ConCM:  # noqa: N803
-        """The same as `learn`, or as `fit` the first time."""
+        """Do the same as `learn`, or as `fit` the first time."""
         return self.learn(X, y, names) if hasattr(self, "engine_") else self.fit(X, y, names)
 
     def decision_function(self, X: ArrayLike) -> NDArray[np.float32]:  # noqa: N803
-        """Scores (n, classes): cosines to prototypes and structure, and what is added to those of novel classes."""
+        """Scores (n, classes): cosines to prototypes and structure, plus the bias of novel classes."""
         self._check_fitted()
         features, _ = _checked(X, None, self.n_features_in_)
         with torch.no_grad():
@@ -164,7 +165,7 @@ class ConCM:
             raise Misuse("this ConCM is not fitted yet: fit it with two classes or more first")
 
     def _session(self, index: int, labels: NDArray[Any], names: Names | None) -> Session:
-        """A session of all that is kept of these classes, numbered after those that are known."""
+        """A session of all examples kept of these classes, numbered after the known ones."""
         first = len(self.classes_) if index else 0
         rows = [self._features[label] for label in labels.tolist()]
         numbers = torch.cat([torch.full((len(own),), first + at) for at, own in enumerate(rows)])
@@ -196,7 +197,7 @@ def _checked(X: ArrayLike, y: ArrayLike | None, dimension: int | None = None) ->
 
 
 def _names(labels: NDArray[Any], names: Names | None) -> dict[Hashable, str]:
-    """What each label is called."""
+    """The name of each label."""
     every = labels.tolist()
     if names is None:
         return {label: label if isinstance(label, str) else f"class {label}" for label in every}

@@ -1,7 +1,7 @@
 """Simplex equiangular tight frames (ETFs): the target structures that features are matched to.
 
-A structure is (n, d): one unit vector a class, every two of them at the same, largest possible angle (Eq. 6). It
-lives in n − 1 dimensions, so any d ≥ n − 1 will do. Everything is computed in float64, where the theorem is exact.
+A structure is (n, d): one unit vector for each class, every two of them at the same, largest possible angle (Eq. 6). It
+spans n − 1 dimensions, so any d ≥ n − 1 will do. Everything is computed in float64, where the theorem is exact.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def widen(vectors: Tensor, dimension: int) -> Tensor:
 def _polar(matrix: Tensor) -> Tensor:
     """The nearest matrix with orthonormal rows; directions that the matrix lacks are filled in arbitrarily.
 
-    By SVD. Many rows go by an eigendecomposition of M Mᵀ instead, which is ten times as fast and squares the condition,
-    so directions under a millionth of the strongest count as lacking there.
+    It uses the SVD, or for many rows an eigendecomposition of M Mᵀ, which is ten times as fast but squares the
+    condition number, so that directions under a millionth of the strongest count as lacking there.
     """
     rows: Tensor
     if len(matrix) <= 512:

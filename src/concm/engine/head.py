@@ -1,4 +1,4 @@
-"""The head: all that turns features into scores, as plain tensors, so that torch and an exported model do the same."""
+"""The head: everything that turns features into scores, as plain tensors, shared by torch and an exported model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Head:
-    """What the engine knows at one version: projector, structure (n, d_g), prototypes (n, d) and a bias a class."""
+    """What the engine knows at one version: projector, structure (n, d_g), prototypes (n, d) and a bias per class."""
 
     metric: Tensor | None
     inner_weight: Tensor

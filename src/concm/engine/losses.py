@@ -38,7 +38,7 @@ def anchored_contrast(
 ) -> Tensor:
     """L_Cont (Eq. 14): supervised contrast in which the structure vectors of the classes `anchors` (a,) take part.
 
-    A class's structure vector is one more positive of its samples and a negative of all others; it is no sample itself.
+    A class's structure vector is one more positive of its samples and a negative of all others, but no anchor itself.
     (The printed equation lacks the logarithm; this is the loss of Khosla et al. that it cites.)
     """
     others = torch.cat([vectors, structure[anchors]])

@@ -1,4 +1,4 @@
-"""What is remembered of a class once its pictures are gone: mean, spread, count, and a few exemplars.
+"""What is kept of a class when its pictures are gone: mean, spread, count, and a few exemplars.
 
 Everything after the base session is trained on samples drawn from here, so no picture is needed again.
 """
@@ -38,7 +38,7 @@ class Memory(Growing):
 
     @classmethod
     def of_base(cls, session: BaseSession) -> Memory:
-        """The base classes: exact statistics, and no exemplar of any."""
+        """A memory of the base classes: exact statistics, and no exemplars."""
         empty = session.features.new_empty(0, session.features.shape[1])
         views = session.views.shape[1] if session.views is not None else 0
         return cls(
@@ -53,7 +53,7 @@ class Memory(Growing):
 
     @classmethod
     def empty(cls) -> Memory:
-        """One that nothing is in yet, for a state to be loaded into."""
+        """An empty memory, into which a state can be loaded."""
         nothing = torch.empty(0)
         return cls(nothing, nothing, nothing, nothing, nothing, nothing, 0)
 
@@ -72,7 +72,7 @@ class Memory(Growing):
         kept = torch.cat([(session.labels == label).nonzero().flatten()[:replay] for label in session.classes])
         if session.views is not None and not len(self.exemplars):
             self.views = session.views[:0]
-        # As many views of each exemplar as of the first one: a shot stands in for views it has not.
+        # Every exemplar has as many views as the first one; a shot takes the place of views that it lacks.
         views = session.features[:, None] if session.views is None else session.views
         views = views[kept][:, torch.arange(self.views.shape[1]) % views.shape[1]]
         self.mean = torch.cat([self.mean, mean])
@@ -83,7 +83,7 @@ class Memory(Growing):
         self.views = torch.cat([self.views, views])
 
     def forget(self, label: int) -> None:
-        """Drop a class; those after it move up."""
+        """Drop a class; later classes move up by one."""
         kept = torch.arange(len(self.mean), device=self.mean.device) != label
         images = self.labels != label
         self.mean, self.std, self.counts = self.mean[kept], self.std[kept], self.counts[kept]
@@ -92,7 +92,7 @@ class Memory(Growing):
         self.base -= label < self.base
 
     def revise(self, session: Session, mean: Tensor, std: Tensor, *, replay: int) -> None:
-        """Put the statistics and exemplars of one class that is known in the place of its old ones."""
+        """Replace the statistics and exemplars of one known class."""
         label = session.classes.start
         before = (self.mean, self.std, self.counts)
         others = self.labels != label
@@ -103,11 +103,11 @@ class Memory(Growing):
             setattr(self, name, torch.cat([old[:label], value[-1:], old[label + 1 :]]))
 
     def sampler(self, per_base: int, per_novel: int, *, noise: float, around: Around) -> Sampler:
-        """Draws that many features of each class: Gaussian, their spread times `noise`.
+        """A sampler that draws so many features of each class: Gaussian, with the class's spread times `noise`.
 
         Base classes are drawn around their means (Eq. 18). Novel ones are drawn around their `exemplars` and views,
-        moved along with the calibrated prototype; or, as published, around the `prototype` itself, and then as many
-        exemplars and views as they are. Without exemplars there is only the prototype.
+        moved along with the calibrated prototype; or, as published, around the `prototype` itself, with as many
+        exemplars and views added unchanged. Without exemplars there is only the prototype.
         """
         classes = len(self.mean)
         images = torch.cat([self.exemplars[:, None], self.views], 1)
@@ -124,30 +124,32 @@ class Memory(Growing):
         every = torch.arange(classes, device=self.mean.device)
         has = counts > 0
 
-        def rows(chosen: Tensor, samples: int, images: bool, noise: float) -> tuple[Tensor, ...]:
+        def around_means(chosen: Tensor, samples: int) -> tuple[Tensor, ...]:
             labels = chosen.repeat_interleave(samples)
-            first = starts[labels] if images else labels
-            count = counts[labels] * each if images else torch.ones_like(labels)
-            return labels, first, count, torch.full_like(self.mean[labels, 0], noise)
+            return labels, labels, torch.ones_like(labels), torch.full_like(self.mean[labels, 0], noise)
 
-        groups = [rows(every[: self.base], per_base, False, noise)]
+        def around_images(chosen: Tensor, samples: int, noise: float) -> tuple[Tensor, ...]:
+            labels = chosen.repeat_interleave(samples)
+            return labels, starts[labels], counts[labels] * each, torch.full_like(self.mean[labels, 0], noise)
+
         novel, replayed = every[self.base :], has[self.base :]
         if around == "exemplars":
-            groups += [rows(novel[replayed], per_novel, True, noise), rows(novel[~replayed], per_novel, False, noise)]
+            later = [around_images(novel[replayed], per_novel, noise), around_means(novel[~replayed], per_novel)]
         else:
-            groups += [rows(novel, per_novel, False, noise), rows(novel[replayed], per_novel, True, 0.0)]
+            later = [around_means(novel, per_novel), around_images(novel[replayed], per_novel, 0.0)]
+        groups = [around_means(every[: self.base], per_base), *later]
         labels, first, count, scale = (torch.cat(parts) for parts in zip(*groups, strict=True))
         return Sampler(centres, self.std, labels, first, count, scale[:, None])
 
     @property
     def bytes(self) -> int:
-        """How much it takes."""
+        """Bytes that the memory takes."""
         return count_bytes(self.buffers())
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Draws features with the same `labels` (n,) at every call, without a word from the host.
+    """Draws features with the same `labels` (n,) at every call, without waiting for the host.
 
     Row i is drawn around one of `count[i]` centres from `first[i]` on, with its class's spread times `scale[i]`.
     """
@@ -167,7 +169,7 @@ class Sampler:
         return torch.addcmul(self.centres[pick], self.scale * self.std[self.labels], noise)
 
     def batch(self, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Features and labels of all rows, or of `most` of them chosen anew: a step's cost has a bound."""
+        """Features and labels of all rows, or of `most` random rows, so that the cost of a step is bounded."""
         if len(self.labels) <= most:
             return self(generator), self.labels
         rows = torch.randint(len(self.labels), (most,), generator=generator, device=self.labels.device)
@@ -177,7 +179,7 @@ class Sampler:
 
 
 def class_sums(values: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Sum (classes, d) of each class's rows, added in the same order on any device: same seed, same result."""
+    """Sum (classes, d) of each class's rows, added in the same order on any device, so that results are repeatable."""
     order = labels.argsort(stable=True)
     counts = torch.bincount(labels, minlength=classes)
     place = torch.arange(len(labels), device=labels.device) - (counts.cumsum(0) - counts)[labels[order]]
@@ -189,8 +191,8 @@ def class_sums(values: Tensor, labels: Tensor, classes: int) -> Tensor:
 def spread(own: Tensor, prototypes: Tensor, base_mean: Tensor, base_std: Tensor, beta: float, gamma: float) -> Tensor:
     """Spread of novel classes (n, d): their own and that of similar base classes, β(σ_k + Σ_b ω_bk σ_b).
 
-    Classes with similar means have similar spreads; `gamma` says how similar one must be to count. (The paper writes
-    covariance, its code uses standard deviations; so do we.)
+    Classes with similar means have similar spreads; `gamma` says how similar a class must be to count. (The paper
+    writes covariance, but its code uses standard deviations, as we do.)
     """
     similarity = F.normalize(prototypes) @ F.normalize(base_mean).T
     borrowed = (gamma * similarity).softmax(1) @ base_std

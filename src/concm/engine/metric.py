@@ -40,17 +40,17 @@ class Metric(Growing):
         covariance = within.T @ within / max(1, len(unit) - len(base.classes))
         level = covariance.diagonal().mean()
         values, vectors = torch.linalg.eigh(covariance)
-        if level <= torch.finfo(torch.float32).eps ** 2:  # one image a class: no spread to learn from
+        if level <= torch.finfo(torch.float32).eps ** 2:  # one image per class: there is no spread to learn from
             return cls(torch.eye(len(covariance), dtype=base.features.dtype, device=base.features.device))
         scale = (values.clamp(min=0) / level + shrinkage).clamp(min=torch.finfo(torch.float32).eps).rsqrt()
         return cls((vectors * scale @ vectors.T).to(base.features.dtype))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Unit vectors in which distances mean the same in all directions."""
+        """Unit vectors, in which differences count the same in all directions."""
         return F.normalize(F.normalize(features, dim=-1) @ self.matrix, dim=-1)
 
     def read(self, session: AnySession) -> AnySession:
-        """The session as seen through the metric; a base session's spreads are those of the images at hand."""
+        """The session with all features transformed by the metric; a base session's spreads are those of `features`."""
         features = self(session.features)
         views = None if session.views is None else self(session.views)
         if not isinstance(session, BaseSession):
@@ -62,5 +62,5 @@ class Metric(Growing):
 
 
 def expected_cosine(likeness: Tensor, count: Tensor) -> Tensor:
-    """Of a new image to the mean of `count` images of its class, two of which have the cosine `likeness`."""
+    """Expected cosine of an image to the mean of `count` others of its class, if two have the cosine `likeness`."""
     return likeness / (likeness + (1 - likeness) / count).clamp(min=1e-12).sqrt()

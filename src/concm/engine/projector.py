@@ -21,12 +21,12 @@ class Projector(nn.Module):
 
     @property
     def width(self) -> int:
-        """Dimensions it projects to."""
+        """Dimensions of the output."""
         return self.outer.out_features
 
     @torch.no_grad()
     def widen(self, width: int) -> None:
-        """More dimensions with the function unchanged: the new ones are zero until training moves them."""
+        """Add output dimensions without changing the function: the new ones are zero until they are trained."""
         old = self.outer
         like = {"device": old.weight.device, "dtype": old.weight.dtype}
         self.outer = nn.utils.skip_init(nn.Linear, old.in_features, width, **like)  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ from concm.records import Checked, setting
 class Settings(Checked):
     """Settings of ConCM, chosen by validation on base classes (docs/engine.md).
 
-    Every field carries its help and its bounds; `published()` is the paper's form, `full()` one for a GPU.
+    Every field has its help and its bounds; `published()` is the paper's form, `full()` one for a GPU.
 
     Parameters
     ----------
@@ -46,25 +46,25 @@ class Settings(Checked):
     )
     spread: Literal["borrowed", "own"] = setting(
         "borrowed",
-        'Novel spreads: their own and that of similar base classes, or their own alone (the paper\'s "standard").',
+        'Spreads of novel classes: with those of similar base classes, or their own alone (the paper\'s "standard").',
     )
     beta: float = setting(0.6, "Scale of the borrowed spread (paper, appendix).", least=0)
     gamma: float = setting(16.0, "How similar a base class must be for its spread to count (paper, appendix).")
     noise: float = setting(3.0, "Spread of all samples, in standard deviations (paper: 1).", least=0)
-    around: Around = setting("exemplars", "What novel samples are drawn around (paper: prototype).")
+    around: Around = setting("exemplars", "Centres around which samples of novel classes are drawn (paper: prototype).")
     replay: int = setting(5, "Exemplars kept of each novel class (paper: 5, and 0 and 1 studied).", least=0)
     structure: Literal["matched", "greedy", "random", "fixed", "learned"] = setting(
         "matched",
-        "The nearest simplex (DSM); a random one, assigned (GM) or not (RM); one for `total` classes (FS); or free"
-        " vectors.",
+        "Target structure: the nearest simplex (DSM); a random one, assigned (GM) or not (RM); one for `total` classes"
+        " (FS); or free vectors.",
     )
     total: int | None = setting(
         None, "Classes that a fixed structure reserves room for; nothing else needs it.", least=2
     )
     loss: Literal["match", "match+scl", "match+contrast"] = setting(
         "match",
-        "Cross-entropy over the structure, with supervised contrast, or with contrast anchored in the structure"
-        " (paper).",
+        "Loss of the projector: cross-entropy over the structure, alone, with supervised contrast, or with contrast"
+        " anchored in the structure (paper).",
     )
     scale: float = setting(16.0, "Factor of the cosines in the matching loss (paper: 1).", above=0)
     temperature: float = setting(0.07, "Temperature of the contrast (paper, appendix).", above=0)
@@ -73,12 +73,12 @@ class Settings(Checked):
         "Weights of base and novel samples: equal, or the released code's, which must know the number of `sessions`.",
     )
     sessions: int | None = setting(None, "Sessions to come, for the released schedule; nothing else needs it.", least=1)
-    width: int = setting(128, "d_g to start with (paper: 128); it grows when classes outgrow it.", least=1)
+    width: int = setting(128, "Dimensions d_g of the structure at first (paper: 128); more classes widen it.", least=1)
     hidden: int = setting(512, "Width of the projector's hidden layer (released code: 2048).", least=1)
     per_base: int = setting(8, "Samples of each base class in a step.", least=1)
     per_novel: int = setting(8, "Samples of each novel class in a step.", least=1)
     batch: int = setting(
-        1024, "Samples in a step at most; with more classes than that allows, each step takes some of them.", least=1
+        1024, "Largest number of samples in a step; if there are more, each step takes some of them.", least=1
     )
     base_steps: int = setting(30, "Steps of the base session.", least=0)
     steps: int = setting(20, "Steps of each later session.", least=0)
@@ -88,11 +88,12 @@ class Settings(Checked):
         0.75, "Share of the prototypes' cosines in the score; the rest is the structure's (paper: 0).", least=0, most=1
     )
     novel_bias: float = setting(
-        0.07, "Added to the scores of novel classes of five shots; with fewer it is more, see `likeness` (paper: 0)."
+        0.07,
+        "Constant added to the scores of novel classes of five shots; fewer shots get more, see `likeness` (paper: 0).",
     )
     likeness: float = setting(
         0.55,
-        "Cosine of two images of one class in the metric, from which it follows how the bias changes with the shots.",
+        "Cosine of two images of one class in the metric, which decides how the bias depends on the number of shots.",
         least=0,
         most=1,
     )
@@ -106,7 +107,7 @@ class Settings(Checked):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What a run uses beyond features and labels."""
+        """What the engine uses beyond features and labels with these settings."""
         needs = {
             "class names": self.calibrate,
             "views of the shots": self.views,

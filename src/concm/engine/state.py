@@ -1,6 +1,6 @@
-"""The state of whatever learns: tensors are buffers, networks submodules, plain values extra state; all goes to disk.
+"""The state of everything that learns: tensors are buffers, networks submodules, and plain values extra state.
 
-So saving, loading, counting and moving are written once, for the engine and for every method.
+So saving, loading, counting and moving are written only once, for the engine and for every method.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EXTRA = "_extra_state"
 
 
 class Growing(nn.Module):
-    """A module whose tensors may grow: one that is assigned to an attribute is a buffer, whatever its shape was."""
+    """A module whose tensors may grow: a tensor assigned to an attribute becomes a buffer, whatever its shape."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and name not in self._buffers:
@@ -29,10 +29,10 @@ class Growing(nn.Module):
 
 
 class Stateful(Growing):
-    """Something that learns on a device with random numbers of its own, and whose whole state is a table of tensors."""
+    """Base class of all that learn on a device with their own random numbers; the state is a table of tensors."""
 
     values: ClassVar[tuple[str, ...]] = ()
-    "Names of the attributes that are no tensors and belong to the state: numbers, words, and lists of them."
+    "Names of the attributes of the state that are not tensors: numbers, words, and lists of them."
 
     def __init__(self, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__()
@@ -56,12 +56,12 @@ class Stateful(Growing):
             setattr(self, name, known[name])
 
     def state_dict(self) -> dict[str, Tensor]:  # type: ignore[override]
-        """All that was learned, as tensors; with the same settings, what loads it goes on as this one would."""
+        """All that was learned, as tensors; an object of the same settings that loads it goes on as this one would."""
         state = {name: value.detach().clone() for name, value in super().state_dict().items()}
         return {**state, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # type: ignore[override]
-        """Inverse of `state_dict`, into one of the same settings; a state that does not fit is refused."""
+        """Inverse of `state_dict`, for an object of the same settings; a state that does not fit is refused."""
         try:
             self.set_extra_state(state[EXTRA])
             buffers = set(_unpacked(state[EXTRA])["buffers"])
@@ -83,7 +83,7 @@ class Stateful(Growing):
         if leaf == EXTRA:
             owner.set_extra_state(value)
         elif (weight := owner._parameters.get(leaf)) is not None:
-            if weight.shape != value.shape:  # which copying might spread over the weights
+            if weight.shape != value.shape:  # otherwise copying might broadcast the value
                 raise ValueError(f"{name} is {tuple(value.shape)}, not {tuple(weight.shape)}")
             with torch.no_grad():
                 weight.copy_(value)
@@ -100,7 +100,7 @@ def _unpacked(state: Tensor) -> dict[str, Any]:
 
 
 def restore(generator: torch.Generator, state: Tensor, seed: int) -> None:
-    """Set a generator to a saved state; one of another kind of device does not fit: it begins anew from the seed."""
+    """Set a generator to a saved state; if that is of another kind of device, the generator restarts from the seed."""
     try:
         generator.set_state(state)
     except RuntimeError:
@@ -108,5 +108,5 @@ def restore(generator: torch.Generator, state: Tensor, seed: int) -> None:
 
 
 def count_bytes(tensors: Iterable[Tensor]) -> int:
-    """Memory that tensors take."""
+    """Bytes that these tensors take."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,4 +1,4 @@
-"""Banks of one's own arrays: checked, split into base and novel classes, and never sorted."""
+"""Banks of a user's own arrays: checked, split into base and novel classes, and never sorted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from concm.files import digest
 def bank_of_arrays(
     train: Any, test: Any, *, names: Sequence[str] | None, base: int, way: int, shot: int, views: Any
 ) -> Bank:
-    """What `Bank.from_arrays` describes."""
+    """A bank of arrays, as `Bank.from_arrays` describes it."""
     (features, given), (asked, wanted) = _pair(train, "train"), _pair(test, "test")
     if asked.shape[1] != features.shape[1]:
         raise Misuse(f"`train` has {features.shape[1]} dimensions and `test` {asked.shape[1]}; they must be the same")
@@ -91,7 +91,7 @@ def _names(labels: list[Any], names: Sequence[str] | None) -> list[str]:
 
 
 def _numbers(labels: list[Any], names: list[str], what: str) -> Tensor:
-    """Labels as places among the names."""
+    """Labels as indices into the names."""
     place = {name: at for at, name in enumerate(names)}
     found = [label if isinstance(label, int) else place.get(label, -1) for label in labels]
     for label, number in zip(labels, found, strict=True):

@@ -1,4 +1,4 @@
-"""Feature banks: a scenario's features in one file, from which everything right of the backbone runs."""
+"""Feature banks: a scenario's features in one file, on which everything after the backbone runs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Precision = Literal["int8", "float16", "float32"]
 
 @dataclass(frozen=True)
 class Part:
-    """Features (n, d), labels (n,), augmented views (n, k, d) where there are any, and the pictures' names.
+    """Features (n, d), labels (n,), augmented views (n, k, d) if there are any, and the pictures' names.
 
-    `pictures` (n, h, w, 3) are there if the bank was made for methods that go on training the backbone.
+    `pictures` (n, h, w, 3) are present if the bank was made for methods that go on training the backbone.
     """
 
     features: Tensor
@@ -46,9 +46,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Card:
-    """Where a bank comes from: the backbone's training, the views per image, how it was stored and how large it is.
+    """Where a bank comes from: the backbone's training, the views per image, its precision and its size.
 
-    `nearest_mean` is the accuracy of nearest class mean on the original features, so that what storing cost can be
+    `nearest_mean` is the accuracy of nearest class mean on the original features, so that the loss by storing can be
     checked without them.
     """
 
@@ -61,7 +61,7 @@ class Card:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The settings of the base session that trained the backbone; empty where none of ours did."""
+        """The settings of the base session that trained the backbone; empty if it was not trained by this library."""
         return (self.training or {}).get("recipe") or {}
 
 
@@ -74,17 +74,17 @@ class Bank:
     scenario
         The class order, how it is cut into sessions, and the shots.
     encoder
-        What the features depend on.
+        The identity of the encoder that made the features.
     base, novel, test
-        Features with labels of the base images, of the candidates that shots are drawn from, and of the test images.
+        Features with labels of the base images, of the candidates from which shots are drawn, and of the test images.
     mean, std, counts
         Statistics (base classes, d) over *all* base images, of which `base` may be a part.
     card
         Where the bank comes from.
     learned
-        What the backbone's base session learned for a method beside it.
+        What the backbone's base session learned for a method, beside the backbone.
     weights
-        The backbone's own, where the bank has pictures.
+        The weights of the backbone, if the bank has pictures.
 
     Examples
     --------
@@ -118,7 +118,7 @@ class Bank:
         shot: int = 5,
         views: ArrayLike | None = None,
     ) -> Bank:
-        """A bank of one's own features.
+        """Make a bank of your own features.
 
         Parameters
         ----------
@@ -129,7 +129,7 @@ class Bank:
             All class names, in the order in which the classes come. With class names as labels it may be left out: the
             order is then that of their first appearance among the training labels. Nothing is ever sorted.
         base
-            How many classes the base session has; the others come `way` at a time, from `shot` images each.
+            Number of classes in the base session; the others come `way` at a time, with `shot` images each.
         views
             Augmented views (n, k, d) of the training features.
 
@@ -161,7 +161,7 @@ class Bank:
 
     @cached_property
     def digest(self) -> str:
-        """An identity of all features and class names: two banks of the same backbone and size are not the same."""
+        """A digest of all features and class names, which tells apart banks of the same backbone and size."""
         parts = {f"{name}/{kind}": getattr(part, kind) for name, part in self.parts.items() for kind in _KINDS}
         tensors = {name: value for name, value in parts.items() if value is not None}
         words = repr((self.scenario, self.encoder, digest({**tensors, "mean": self.mean, "std": self.std})))
@@ -169,7 +169,7 @@ class Bank:
 
     @property
     def base_session(self) -> str | None:
-        """The method whose base session trained the backbone, if it was one's."""
+        """The method whose base session trained the backbone; none if it was trained in another way."""
         name: str | None = self.card.recipe.get("method")
         return name
 
@@ -208,7 +208,7 @@ class Bank:
         return replace(self, scenario=scenario, novel=novel, test=test)
 
     def save(self, path: str | Path, precision: Precision = "float16") -> None:
-        """Write the bank; int8 keeps one scale and one offset per dimension, statistics stay float32."""
+        """Write the bank; with int8, each dimension has a scale and an offset, and statistics stay float32."""
         from concm.features.storage import save_bank
 
         save_bank(self, Path(path), precision)
@@ -218,6 +218,6 @@ _KINDS = ("features", "labels", "views")
 
 
 def _fewest(labels: Tensor, scenario: Scenario) -> int:
-    """Candidates of the novel class that has fewest."""
+    """Number of candidates of the novel class that has fewest."""
     counts = torch.bincount(labels, minlength=len(scenario.keys))[scenario.base : len(scenario.keys)]
     return int(counts.min()) if len(counts) else scenario.shot

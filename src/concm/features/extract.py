@@ -34,8 +34,8 @@ def extract(
 ) -> Bank:
     """Encode base, novel and test images, `views` weak views of the kept training images, and base statistics.
 
-    The limits keep that many images a class (a seeded choice); statistics always come from all base images. With
-    `keep_pictures` the bank also has those, and the backbone, for methods that go on training it.
+    The limits keep so many images per class (a seeded choice); statistics always come from all base images. With
+    `keep_pictures` the bank also has the pictures and the backbone, for methods that go on training it.
     """
     if keep_pictures and not encoder.plain:
         raise Misuse(
@@ -84,7 +84,7 @@ def limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
     if limit is None:
         return images
     if limit < 1:
-        raise Misuse(f"a bank needs at least one image a class, not {limit}")
+        raise Misuse(f"a bank needs at least one image per class, not {limit}")
     keep = np.zeros(len(images), dtype=bool)
     for label in np.unique(images.labels):
         rows = np.flatnonzero(images.labels == label)
@@ -104,7 +104,7 @@ def _part(features: Tensor, images: ImageSet, views: Tensor | None, pictures: bo
 def _sharded(
     encoder: Encoder, images: ImageSet, fabric: Fabric, views: int, seed: int, batch: int, tick: Callable[[int], None]
 ) -> Tensor:
-    """Each process encodes every n-th image; all of them get everything."""
+    """Let each of n processes encode every n-th image; all of them get all features."""
     world, rank = fabric.world_size, fabric.global_rank
     mine = images.where(np.arange(len(images)) % world == rank)
     with enough_memory(f"the device is out of memory encoding {batch} pictures at once; try `batch={batch // 2}`"):

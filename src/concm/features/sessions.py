@@ -1,4 +1,4 @@
-"""Learning sessions cut from a bank: which shots are drawn, and what a method gets to see of them."""
+"""Learning sessions of a bank: which shots are drawn, and what a method sees of them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Shots = dict[int, list[int]]
 class Session:
     """What one session brings: classes (indices and names), features with labels, and views of the shots.
 
-    `scenario` names the data, for senses of class names that are settled by hand. The rest is for methods that declare
-    it: `total`, how many classes there will be; `pool`, features and labels of all training images of these classes,
-    which no few-shot learner may see; `pictures` (n, h, w, 3), which the features are of.
+    `scenario` names the data, for senses of class names that are set by hand. The rest is for methods that declare it:
+    `total`, how many classes there will be; `pool`, features and labels of all training images of these classes, which
+    no few-shot learner may see; `pictures` (n, h, w, 3), from which the features were made.
     """
 
     index: int
@@ -47,7 +47,7 @@ class Session:
         return class_means(self.features, self.labels, self.classes)
 
     def to(self, device: torch.device) -> Self:
-        """The same on another device."""
+        """The session on another device."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if torch.is_tensor(v)}
         return replace(self, **moved)
@@ -57,8 +57,8 @@ class Session:
 class BaseSession(Session):
     """The first session: `mean` and `std` (classes, d) and `counts` (classes,) are those of *all* its images.
 
-    `features` may be a part of them. `learned` is what the backbone's base session learned for a method beside it, and
-    `backbone`, for methods that declare it, a copy of the one that made the features.
+    `features` may be of only some of them. `learned` is what the backbone's base session learned for a method, and
+    `backbone`, for methods that declare it, a copy of the backbone that made the features.
     """
 
     mean: Tensor
@@ -101,7 +101,7 @@ def draw(bank: Bank, seed: int) -> Shots:
 
 
 def published(bank: Bank, splits: Path) -> Shots:
-    """The shots of published index lists: `session_2.txt` and on, one picture a line (TOPIC and CEC's format)."""
+    """The shots of published index lists: `session_2.txt` and on, one picture per line (TOPIC and CEC's format)."""
     find = _Finder(bank.novel.ids)
     shots: Shots = {label: [] for label in range(bank.scenario.base, len(bank.scenario.keys))}
     for session in range(1, bank.scenario.sessions + 1):
@@ -111,7 +111,7 @@ def published(bank: Bank, splits: Path) -> Shots:
         for line in file.read_text().split():
             rows = find(line)
             if len(rows) != 1:
-                count = f"{len(rows)} candidates of this bank are called so"
+                count = f"{len(rows)} candidates of this bank have that name"
                 none = f"which is not among the {len(bank.novel.ids)} candidates of this bank"
                 raise ConcmError(f"{file} names {line}, {f'and {count}' if rows else none}")
             shots[int(bank.novel.labels[rows[0]])].append(rows[0])
@@ -122,7 +122,7 @@ def published(bank: Bank, splits: Path) -> Shots:
 
 
 class _Finder:
-    """Finds pictures by the name a list gives them: by as much of its path as there is, or by file name alone."""
+    """Finds pictures by the name in a list: by as much of the path as it gives, or by the file name alone."""
 
     def __init__(self, ids: list[str]) -> None:
         self.row_of = {name: row for row, name in enumerate(ids)}
@@ -140,7 +140,7 @@ class _Finder:
 
 
 def sessions(bank: Bank, shots: Shots) -> Iterator[Session]:
-    """The base session, then each incremental one."""
+    """The base session, then each incremental session."""
     scenario, base = bank.scenario, bank.base
     common: dict[str, Any] = {"scenario": scenario.name, "total": len(scenario.keys)}
     classes = scenario.classes_of(0)

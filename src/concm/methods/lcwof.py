@@ -60,9 +60,7 @@ class LCwoFSettings(Checked):
         "Phase that trains all rows (chosen: the authors' 200 epochs are some 1000 steps, at a 25th of these rates; "
         "weight: authors' code).",
     )
-    batch: int = setting(
-        64, "Pictures in a step of the joint phase (chosen: one of each of 64 classes).", least=1
-    )
+    batch: int = setting(64, "Pictures in a step of the joint phase (chosen: one of each of 64 classes).", least=1)
     exemplars: int = setting(5, "Pictures kept of each base class, the first ones (chosen: as many as shots).", least=1)
     scale: float = setting(
         16.0, "Initial value of the learned scale of the cosines (chosen: that of imprint).", above=0

@@ -112,7 +112,7 @@ _PHOTOGRAPHS: dict[str, Any] = {
 
 
 class Fantasies(Objective):
-    """Cross-entropy over classes × fantasies and contrast with a queue of keys; rows are (pictures, crops, fantasies)."""
+    """Cross-entropy over classes × fantasies, contrast with a queue of keys; rows are (pictures, crops, fantasies)."""
 
     schedule = Schedule(epochs=600, batch=128, lr=0.1, warmup=0, weight_decay=5e-4)
     draws = 3 + CROPS

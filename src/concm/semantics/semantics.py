@@ -53,7 +53,7 @@ class Source(Protocol):
         """The classes whose sense is settled, by key."""
 
     def learn(self, names: Sequence[str]) -> Source:
-        """This source with these classes known too."""
+        """The same source with these classes known too."""
 
     def sense(self, name: str) -> Sense:
         """The meaning of a name."""
@@ -101,7 +101,7 @@ class FromCub:
     known: Mapping[str, Sense] = field(default_factory=dict)
 
     def learn(self, names: Sequence[str]) -> FromCub:
-        """This source itself, since CUB's classes have no senses to settle."""
+        """The same source, since CUB's classes have no senses to settle."""
         return self
 
     def sense(self, name: str) -> Sense:

@@ -45,8 +45,8 @@ class Nouns:
         self._visible = np.isin(table["topic"], _VISIBLE) & (table["instance"] == 0)
         self._irregular = table["irregular"].tobytes().decode()
         keys = text.lower().translate(_SEPARATORS).split()
-        self._last: dict[str, int] = {}  # last position of each key; another table has the one before each position
-        self._before: list[int] = []
+        self._last: dict[str, int] = {}  # the last position of each key
+        self._before: list[int] = []  # for each position, the one before it that has the same key
         for at, one in enumerate(keys):
             self._before.append(self._last.get(one, -1))
             self._last[one] = at

@@ -25,7 +25,7 @@ def save(path: Path, model: nn.Module, optimizer: torch.optim.SGD, meta: dict[st
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.SGD, meta: dict[str, Any]) -> tuple[int, float]:
-    """Put the state back and return its step and the seconds it took so far; another run's checkpoint is refused."""
+    """Restore the state and return its step and the seconds spent so far; another run's checkpoint is refused."""
     tensors, saved = load_tensors(path, KIND)
     for what, value in meta.items():
         if saved.get(what) != value:

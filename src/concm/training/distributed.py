@@ -1,4 +1,4 @@
-"""What makes several processes compute what one would: sums, means and batch statistics over all of them."""
+"""Sums, means and batch statistics over all processes, so that several compute the same as one would."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def gather(value: Tensor) -> Tensor:
 
 
 class GlobalBatchNorm2d(nn.BatchNorm2d):
-    """Batch normalisation over the global batch, on any device (torch's own synchronised one is for CUDA alone)."""
+    """Batch normalisation over the global batch, on any device (torch's own synchronised one needs CUDA)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, h, w), this process's share of the batch."""
@@ -73,7 +73,7 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
 
     @classmethod
     def convert(cls, network: nn.Module) -> None:
-        """Make every batch norm of a network global, in place; parameters and key names stay."""
+        """Make every batch norm of a network global, in place; parameters and their names do not change."""
         for module in network.modules():
             if type(module) is nn.BatchNorm2d:
                 module.__class__ = cls

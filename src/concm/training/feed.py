@@ -1,4 +1,4 @@
-"""Brings batches of pixels to the device: from its own memory where they fit, else streamed from the memory map."""
+"""Brings batches of pixels to the device: from its own memory if they fit, otherwise streamed from the memory map."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from concm.data.dataset import ImageSet
 from concm.errors import enough_memory
 
 _AHEAD = 3
-"""Batches read ahead while the device works."""
+"""Number of batches that are read ahead while the device works."""
 
 
 class Feed:
@@ -32,7 +32,7 @@ class Feed:
                 self._pixels = torch.from_numpy(images.pixels[images.rows]).to(device)
 
     def batches(self, order: Iterable[NDArray[np.int64]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """One (pixels, labels) for each array of positions."""
+        """One pair of pixels and labels for each array of positions."""
         if self._pixels is not None:
             for chosen in order:
                 at = torch.from_numpy(chosen).to(self.device, non_blocking=True)
@@ -62,7 +62,7 @@ class Feed:
 
 
 def _fits(images: ImageSet, device: torch.device) -> bool:
-    """Whether the pixels take less than half of the device's free memory (of 4 GiB, where there is no GPU)."""
+    """Whether the pixels take less than half of the device's free memory (of 4 GiB if there is no GPU)."""
     size = len(images) * int(np.prod(images.pixels.shape[1:]))
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 8 * 2**30
     return size < free / 2

@@ -1,4 +1,4 @@
-"""What a running base session tells, and how it is told to stop."""
+"""The log of a running base session, and how it is asked to stop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from concm.files import write_whole
 
 
 class Meter:
-    """Sums losses on the device, so that nothing waits for them but an epoch's end, and counts pictures."""
+    """Sums losses on the device, so that only the end of an epoch waits for them, and counts pictures."""
 
     def __init__(self, start: int, an_epoch: int, batch: int, before: float) -> None:
         self.start, self.an_epoch, self.batch, self.before = start, an_epoch, batch, before
@@ -28,18 +28,18 @@ class Meter:
         self._count = 0
 
     def add(self, losses: dict[str, Tensor]) -> None:
-        """One step's losses."""
+        """Add the losses of one step."""
         for name, value in losses.items():
             self._sums[name] = self._sums.get(name, 0) + value.detach()
         self._count += 1
 
     @property
     def seconds(self) -> float:
-        """Time spent on the run, earlier parts of it included."""
+        """Seconds spent on the run, earlier parts of it included."""
         return self.before + time.perf_counter() - self._begun
 
     def row(self, step: int, mean: Callable[[Tensor], Any]) -> dict[str, float]:
-        """Mean losses since the last row, over all processes, and speed and time."""
+        """Mean losses since the last row over all processes, with speed and time."""
         losses = {name: float(mean(value)) / self._count for name, value in self._sums.items()}
         self._sums, self._count = {}, 0
         speed = (step - self.start) * self.batch / (self.seconds - self.before)
@@ -48,7 +48,7 @@ class Meter:
 
 
 class Log:
-    """A JSONL row an epoch, and the same rows for TensorBoard."""
+    """Writes one JSONL row per epoch, and the same rows for TensorBoard."""
 
     def __init__(self, out: Path, writes: bool, tensorboard: bool, start: int) -> None:
         self.out, self.path, self.writes, self.start = out, out / "log.jsonl", writes, start
@@ -73,17 +73,17 @@ class Log:
             self.board.close()
 
     def _kept(self) -> Iterator[str]:
-        """Rows of earlier parts of this run; those after its checkpoint are of epochs that are run again."""
+        """Rows of earlier parts of this run up to its checkpoint; later epochs are run again."""
         rows = self.path.read_text().splitlines(keepends=True) if self.start and self.path.exists() else []
         for row in rows:
             try:
                 if json.loads(row)["step"] <= self.start:
                     yield row
-            except (ValueError, KeyError):  # cut off by a crash
+            except (ValueError, KeyError):  # a row that a crash cut off
                 continue
 
     def write(self, row: dict[str, Any]) -> None:
-        """One epoch."""
+        """Write the row of one epoch."""
         if not self.writes:
             return
         try:
@@ -98,7 +98,7 @@ class Log:
 
 @contextmanager
 def interruptible() -> Iterator[list[int]]:
-    """Ctrl-C or a request to end between two steps: the first asks the loop to stop, a second breaks off at once."""
+    """Let Ctrl-C or a request to end stop the loop between two steps; a second one breaks off at once."""
     pressed: list[int] = []
 
     def press(number: int, frame: FrameType | None) -> None:

@@ -37,7 +37,7 @@ CHECKPOINT_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Objectives:
-    """What a method minimises in a base session of its own, and what the run's file records of it."""
+    """What a method minimises in its own base session, and what the run's file records of it."""
 
     make: Callable[[Stage], Objective]
     recorded: dict[str, Any]
@@ -51,7 +51,7 @@ def ours(stage: Stage, recipe: Schedule) -> Objective:
 
 
 class Interrupted(ConcmError):
-    """Ctrl-C: the run is safe on disk."""
+    """The run was interrupted by Ctrl-C; its checkpoint is on disk."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class BaseRun:
         steps = recipe.epochs * an_epoch
         torch.manual_seed(recipe.seed)
         model = self._model()
-        # Before the step is compiled or wrapped, so that names and objects are the plain ones throughout.
+        # Optimizer and checkpoint come before the step is compiled or wrapped, so that names and objects are plain.
         optimizer = _optimizer(model, recipe, fabric.device)
         identity = {
             "scenario": self.dataset.scenario.name,
@@ -123,12 +123,12 @@ class BaseRun:
         return self._finish(model, meter.row(steps, fabric.all_reduce), file)
 
     def _fingerprint(self) -> str:
-        """Which pictures, so that a checkpoint does not go on with others."""
+        """A digest of the pictures, so that a checkpoint does not go on with others."""
         words = [*self.dataset.scenario.keys[: self.dataset.scenario.base], *self.dataset.base.ids]
         return hashlib.blake2b("\n".join(words).encode(), digest_size=8).hexdigest()
 
     def _agreed(self, stop: bool, step: int) -> bool:
-        """Whether to stop here: several processes ask each other now and then, since they must stop together."""
+        """Whether to stop here; several processes ask each other from time to time, since they must stop together."""
         if self.fabric.world_size == 1:
             return stop
         if step % 10:
@@ -138,12 +138,12 @@ class BaseRun:
 
     @cached_property
     def batch(self) -> int:
-        """The global batch; a folder smaller than that is one batch."""
+        """Size of the global batch; if there are fewer pictures, they are one batch."""
         return min(self.recipe.batch, len(self.dataset.base))
 
     @cached_property
     def share(self) -> slice:
-        """The part of every global batch that is this process's."""
+        """The part of every global batch that this process computes."""
         size = self.batch // self.fabric.world_size
         return slice(self.fabric.global_rank * size, (self.fabric.global_rank + 1) * size)
 
@@ -180,7 +180,7 @@ class BaseRun:
 
     @cached_property
     def described(self) -> dict[str, Any]:
-        """The recipe as the run's file records it: with the method whose base session this is, if it is one's."""
+        """The recipe as the run's file records it, with the method if this is the base session of one."""
         return {**(self.objective.recorded if self.objective is not None else {}), **to_json(self.recipe)}
 
     def _try(self, network: nn.Module) -> None:
@@ -203,7 +203,7 @@ class BaseRun:
             yield order[at * self.batch : (at + 1) * self.batch][self.share]
 
     def _random(self, step: int, draws: int) -> Tensor:
-        """Uniform numbers for this process's share of the global batch: a function of seed and step alone."""
+        """Uniform numbers for this process's share of the global batch; they depend only on seed and step."""
         device = self.fabric.device
         generator = torch.Generator(device).manual_seed(self.recipe.seed * 1_000_003 + step)
         return torch.rand(self.batch, draws, RANDOMS, generator=generator, device=device)[self.share]

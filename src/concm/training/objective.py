@@ -1,4 +1,4 @@
-"""What a base session minimises: ours, cross-entropy and contrast on two views, and the form of everybody's."""
+"""What a base session minimises: the interface of objectives, and our own, cross-entropy and contrast on two views."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from concm.training.recipe import Recipe, Schedule
 
 
 class Head(nn.Module):
-    """A classifier over class × rotation; the upright share of it classifies at test time."""
+    """A classifier over class × rotation; at test time only its outputs for upright pictures are used."""
 
     def __init__(self, dimension: int, outputs: int, kind: str) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Head(nn.Module):
 
 @dataclass(frozen=True)
 class Stage:
-    """What an objective trains and for what: base `classes` of `total`, whose pictures enter by `transform`.
+    """What an objective is given: a backbone, the number of base `classes` and of all classes (`total`), a transform.
 
     `names` are those of the base classes, for methods that declare that they read them.
     """
@@ -48,19 +48,19 @@ class Stage:
 
 
 class Objective(nn.Module):
-    """A backbone with what trains it; called with raw pixels, so that the whole step is one graph.
+    """A backbone with the losses that train it; it takes raw pixels, so that the whole step is one graph.
 
-    A method with a base session of its own has a subclass, made from a stage and its settings. After training, the
-    frozen backbone reads every picture in each of `turns` quarters, one feature after the other, or keeps its last
-    `maps` flat instead of their mean; and what `learned` returns goes with the features to the method.
+    A method with its own base session has a subclass, made from a stage and its settings. After training, the frozen
+    backbone reads every picture in each of `turns` quarter turns, one feature after the other, or keeps its last `maps`
+    flat instead of their mean; and what `learned` returns goes with the features to the method.
     """
 
     schedule: ClassVar[Schedule] = Schedule()
-    "The published one, or what stands for it."
+    "The published schedule, or the one that stands for it."
     draws: ClassVar[int] = 1
     "Rows of random numbers that a step takes for each picture."
     later: ClassVar[tuple[str, ...]] = ()
-    "Settings that the method reads after the base session alone, so that they may be varied on its bank."
+    "Settings that the method reads only after the base session, so that they may be varied on its bank."
     turns: tuple[int, ...] = (0,)
     maps: bool = False
 
@@ -72,7 +72,7 @@ class Objective(nn.Module):
         self.transform = stage.transform
 
     def forward(self, pixels: Tensor, labels: Tensor, random: Tensor, first: int) -> dict[str, Tensor]:
-        """Losses of one step, their sum as `loss`; pixels are (n, h, w, 3) and random (n, draws, RANDOMS).
+        """Losses of one step, with their sum as `loss`; pixels are (n, h, w, 3) and random (n, draws, RANDOMS).
 
         `first` is the position of this process's pictures in the global batch.
         """
@@ -83,11 +83,11 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def learned(self) -> dict[str, Tensor]:
-        """What the method needs beside the backbone."""
+        """The tensors that the method needs beside the backbone."""
         return {}
 
     def ready(self, images: Tensor) -> Tensor:
-        """Images of 0..1 as the backbone takes them."""
+        """Images of 0..1, normalised as the backbone takes them."""
         return self.transform.normalise(images).contiguous(memory_format=torch.channels_last)
 
 
@@ -103,7 +103,7 @@ class TwoViews(Objective):
         self.projection = nn.Sequential(nn.Linear(dimension, dimension), nn.ReLU(), nn.Linear(dimension, 128))
 
     def classify(self, features: Tensor) -> Tensor:
-        """By the upright share of the head."""
+        """Scores of the head's outputs for upright pictures."""
         scores: Tensor = self.head(features)[:, : self.classes]
         return scores
 

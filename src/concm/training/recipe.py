@@ -10,35 +10,39 @@ from concm.records import Checked, setting
 
 @dataclass(frozen=True)
 class Schedule(Checked):
-    """What every base session has; the defaults are those of our own."""
+    """The schedule that every base session has; the defaults are those of our own."""
 
-    epochs: int = setting(400, "Passes over the base images; the last one counts, nothing is selected.", above=0)
-    batch: int = setting(512, "Images a step over all processes, however many views each has.", least=2)
+    epochs: int = setting(400, "Passes over the base images; the last epoch counts, none is selected.", above=0)
+    batch: int = setting(512, "Images per step over all processes, however many views each image has.", least=2)
     lr: float = setting(0.2, "Peak learning rate of SGD with Nesterov momentum 0.9, cosine to zero.", above=0)
     warmup: float = setting(5.0, "Epochs of linear warm-up.", least=0)
-    weight_decay: float = setting(1.5e-3, "On matrices and kernels; none on biases and norms.")
-    seed: int = setting(0, "Of initial weights, order and augmentation.", least=0)
+    weight_decay: float = setting(1.5e-3, "Weight decay of matrices and kernels; biases and norms have none.")
+    seed: int = setting(0, "Seed of initial weights, order and augmentation.", least=0)
 
 
 @dataclass(frozen=True)
 class Recipe(Schedule):
-    """Ours; defaults: what docs/base-session.md found best by validation on base classes (CIFAR-100, ResNet-12)."""
+    """Our own recipe; defaults were best in validation on base classes (CIFAR-100, ResNet-12; docs/base-session.md)."""
 
     smoothing: float = setting(0.1, "Label smoothing of the cross-entropy.", least=0, most=1)
     head: Literal["linear", "cosine"] = setting(
-        "linear", "The classifier that is thrown away afterwards; cosine is scaled by 16."
+        "linear", "Classifier of the base session, which is not kept; the cosine classifier is scaled by 16."
     )
     turned: float = setting(
         0.5,
-        "Share of pictures given a quarter, half or three-quarter turn, each a class of its own; 0 does without.",
+        "Share of pictures given a quarter, half or three-quarter turn, each with its own classes; 0 turns none.",
         least=0,
         most=1,
     )
     contrast: float = setting(0.5, "Weight of the contrastive losses beside the cross-entropy.", least=0)
-    self_share: float = setting(0.2, "Share of SimCLR in them; the rest is supervised contrast.", least=0, most=1)
-    temperature: float = setting(0.1, "Of both contrastive losses.", above=0)
+    self_share: float = setting(
+        0.2, "Share of SimCLR in the contrastive losses; the rest is supervised contrast.", least=0, most=1
+    )
+    temperature: float = setting(0.1, "Temperature of both contrastive losses.", above=0)
     scale_min: float = setting(0.3, "Smallest area of the strong view's crop.", above=0, most=1)
-    jitter: float = setting(0.4, "Brightness, contrast and saturation of the strong view.", least=0)
+    jitter: float = setting(
+        0.4, "Strength of changes in brightness, contrast and saturation of the strong view.", least=0
+    )
     grey: float = setting(0.2, "Share of strong views without colour.", least=0, most=1)
     cutout: float = setting(
         0.5, "Side of the square cut out of the weak view, as a share of the picture's.", least=0, most=1

@@ -432,5 +432,5 @@ def test_a_folder_without_classes_or_pictures_is_told_without_that_hint(tmp_path
 @pytest.mark.parametrize("name", ["a.png", "gone"])
 def test_a_file_or_nothing_in_place_of_the_folder_is_refused(tmp_path, form, name):
     write_picture(tmp_path / "a.png")
-    with pytest.raises(Misuse, match=f"no folder at {os.path.join(tmp_path, name)}; .*one folder a class"):
+    with pytest.raises(Misuse, match=f"no folder at {os.path.join(tmp_path, name)}; .*one folder per class"):
         by_class(form(tmp_path / name))

@@ -218,12 +218,12 @@ def test_a_second_writer_waits_for_the_first(store: Store):
     thread = threading.Thread(target=second)
     with store.writing() as change:
         thread.start()
-        assert has_to_wait.wait(10)
+        assert has_to_wait.wait(300)
         with pytest.raises(ConcmError, match="being changed by another"):
             store.undo(timeout=0.05)
         assert not done.is_set()
         change.commit("fit", "first", {}, {})
-    thread.join(10)
+    thread.join(300)
     assert calls == [0, 1]
     assert [line.detail for line in store.history()] == ["first", "second"]
 

@@ -65,7 +65,7 @@ def test_the_table_has_the_methods_and_the_controls(bench):
     assert "folder: 4 base classes, then 3 sessions of 2-way 5-shot" in done.stdout
     assert "none features, mean ± standard deviation of 2 runs (2 draws)" in done.stdout
     assert list(table_of(done.stdout)) == METHODS
-    assert f"wrote {out / 'bench.png'} and {out / 'table.json'}; one result file a run in {out}" in done.stdout
+    assert f"wrote {out / 'bench.png'} and {out / 'table.json'}; one result file for each run in {out}" in done.stdout
 
 
 def test_every_row_is_told_where_it_stands_against_the_control(bench):
@@ -399,3 +399,31 @@ def test_no_process_outlives_a_bench_that_was_killed(bank, tmp_path):
     out = tmp_path / "out"
     code, _ = interrupted(words(bank, out, "--method", "ncm", draws=4, jobs=2), out, tmp_path, signal.SIGKILL)
     assert code == -signal.SIGKILL
+
+
+# a method of one's own
+
+OWN = '''
+import torch
+from concm.methods.ncm import NCM
+
+class Mine(NCM):
+    """Nearest class mean under another name."""
+'''
+
+
+@pytest.mark.parametrize("reference", ["mine.py:Mine", "mine:Mine"])
+def test_a_class_in_the_current_folder_runs_beside_the_others(reference, bank, tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    asked = [str(CONCM), *map(str, words(bank, tmp_path / "out", "--method", reference, draws=2, jobs=2))]
+    done = subprocess.run(
+        asked, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = table_of(done.stdout)
+    assert rows[reference][1:] == rows["ncm"][1:]
+
+
+def test_a_class_that_cannot_be_imported_is_refused(bank, tmp_path, capsys):
+    assert call(*words(bank, tmp_path, "--method", "nowhere:Mine")) == 2
+    assert sentence(capsys.readouterr().err).startswith("cannot import the method 'nowhere:Mine'")

@@ -15,6 +15,8 @@ import torch
 from concm.backbones import backbones
 from concm.backbones.encoder import Encoder
 from concm.backbones.resnet import resnet20
+from concm.cli.app import app
+from concm.cli.options import in_options
 from concm.data import scenarios
 from concm.data.scenarios import of_folder
 from concm.features import bank as banks
@@ -357,3 +359,9 @@ def test_a_backbone_trained_for_validation_gives_a_bank_to_tune_on(data, backbon
     assert len(bank.base.labels) + len(bank.novel.labels) + len(bank.test.labels) == 4 * 8
     said = refusal(capsys, *features(data, backbone, tmp_path / "other.safetensors", "--validate"), code=2)
     assert "trained with --validate" in said
+
+
+def test_the_arguments_that_a_library_s_sentence_names_are_shown_as_options():
+    sentence = 'remove it, or say `broken="skip"`; `novel_limit` is too small, see `concm features` and `no_option`'
+    shown = "remove it, or say --broken skip; --novel-limit is too small, see `concm features` and `no_option`"
+    assert in_options(sentence, app) == shown

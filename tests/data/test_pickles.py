@@ -162,5 +162,6 @@ def test_no_damaged_byte_gets_past_the_reader_or_crashes_it(tmp_path):
         capture_output=True,
         text=True,
         check=False,
+        timeout=300,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "survived"), done.stderr[-500:]

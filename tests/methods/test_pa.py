@@ -216,7 +216,7 @@ def test_a_class_alone_in_its_family_scores_as_nearest_mean_up_to_the_weight(wei
     cosines = F.normalize(features) @ F.normalize(alone.features.mean(0), dim=0)
     assert float((scores - cosines).abs().max()) <= weight
     trained = [after(f"pa:family={weight},mixing={share}", alone).scores(features) for share in (0, 1)]
-    assert torch.equal(*trained)
+    torch.testing.assert_close(*trained)
 
 
 def test_scores_are_the_sum_of_the_cosines_to_species_and_family():

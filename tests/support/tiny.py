@@ -53,10 +53,15 @@ def typed(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment(), check=False)
 
 
+def complaints(text: str) -> list[str]:
+    """The lines on standard error, but for the progress that a slow machine has time for."""
+    progress = re.compile(r"(?!concm: )[\w ]+: [\d,]+ of [\d,]+\b")
+    return [line for line in text.splitlines() if not progress.match(line)]
+
+
 def sentence(text: str) -> str:
     """The one line that a mistake prints on standard error."""
-    progress = re.compile(r"(?!concm: )[\w ]+: \d+ of \d+ ")  # which a slow machine has time for
-    lines = [line for line in text.splitlines() if not progress.match(line)]
+    lines = complaints(text)
     assert len(lines) == 1, text
     assert lines[0].startswith("concm: "), text
     return lines[0].removeprefix("concm: ")

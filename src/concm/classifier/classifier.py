@@ -1,11 +1,11 @@
-"""The practitioner's classifier: a folder that knows classes, learns new ones from a few photos, and says what it sees.
+"""A photo classifier in a folder: it knows classes, learns new ones from a few photos, and predicts.
 
     zoo = concm.Classifier("zoo")
     zoo.fit("photos/base")
     zoo.learn({"okapi": ["a.jpg", "b.jpg", "c.jpg"]})
     zoo.predict(["x.jpg"])
 
-Every change is one version of the store behind it, so nothing half-learned is ever seen, and `undo` steps back.
+Every change makes one version of the store behind it, so nothing half-learned is ever seen, and `undo` steps back.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Known:
-    """What there is to know at one version."""
+    """The engine and confidence of one version."""
 
     version: int
     engine: Engine
@@ -95,7 +95,7 @@ class _Known:
     confidence: Confidence
 
     def scores(self, features: Tensor) -> Tensor:
-        """(n, classes), on the CPU."""
+        """Scores (n, classes), on the CPU."""
         return self.head(features.to(self.engine.device)).cpu()
 
 
@@ -156,12 +156,12 @@ class Classifier:
         if self._store is None:
             Store.refuse_foreign(self.path)
         elif backbone is not None:
-            _ = self._encoder  # refuses another backbone than the store's
+            _ = self._encoder  # refuses a backbone that is not the store's
         self._cached: _Known | None = None
         self.remarks: list[str] = []
 
     def close(self) -> None:
-        """Let go of the store's files; it can be used again, and opens them then."""
+        """Close the store's files; they are opened again when the classifier is used."""
         if self._store is not None:
             self._store.close()
         self._store = None
@@ -172,14 +172,14 @@ class Classifier:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # what it knows
+    # State
 
     @property
     def store(self) -> Store:
-        """The durable store, once there is one."""
+        """The store on disk; it exists once the classifier is fitted."""
         if self._store is None and (found := self._found()) is not None:  # another process has made it
             self._store = found
-            self.__dict__.pop("_encoder", None)  # to be checked against the store's
+            self.__dict__.pop("_encoder", None)  # so that it is checked against the store's
         if self._store is None:
             raise Misuse(f"there is no store at {self.path} yet: fit it with two classes or more first")
         return self._store
@@ -204,12 +204,12 @@ class Classifier:
         """The current version."""
         return self.store.version
 
-    # learning
+    # Learning
 
     def fit(self, photos: Given, *, broken: Broken = "refuse", settings: Settings | None = None) -> Classifier:
-        """Make the store from the base classes: the metric, the attributes and how sure to be come from them.
+        """Make the store from the base classes, from which metric, attributes and confidence are learned.
 
-        Settings that are not given are chosen by rehearsing on the base classes what is to come.
+        Without `settings` they are chosen by rehearsing later sessions on the base classes.
         """
         if (found := self._found()) is not None:
             found.close()
@@ -268,21 +268,21 @@ class Classifier:
         return self
 
     def undo(self) -> VersionRow:
-        """Step back one version, exactly."""
+        """Step back to exactly the version before."""
         return self.store.undo(self._waiting, self._wait)
 
-    # predicting
+    # Prediction
 
     def predict(
         self, pictures: Picture | Sequence[Picture], *, unknown_rate: float = UNKNOWN_RATE, top: int = 5
     ) -> list[Prediction]:
-        """What each picture shows; at most about `unknown_rate` of photos of known classes are called unknown."""
+        """Say what each picture shows; at most about `unknown_rate` of photos of known classes are called unknown."""
         return [_whole(item) for item in self.stream(_listed(pictures), unknown_rate=unknown_rate, top=top)]
 
     def stream(
         self, pictures: Sequence[Picture], *, unknown_rate: float = UNKNOWN_RATE, top: int = 5
     ) -> Iterator[Prediction | BrokenPicture]:
-        """The same as they come, always by the newest version; what cannot be read is passed on as its error."""
+        """Predict pictures one by one, always by the newest version; a picture that cannot be read gives its error."""
         _check_rate(unknown_rate)
         if top < 1:
             raise Misuse(f"at least one guess must be asked for, not {top}")
@@ -321,7 +321,7 @@ class Classifier:
         return known.confidence.probabilities(scores).numpy()
 
     def evaluate(self, photos: Given, *, unknown_rate: float = UNKNOWN_RATE, broken: Broken = "refuse") -> Evaluation:
-        """How well it does on labelled photos; those of classes that it does not know should be called unknown."""
+        """Measure accuracy and confidence on labelled photos; those of unknown classes should be called unknown."""
         _check_rate(unknown_rate)
         self._known()
         groups = by_class(photos, taught=False)
@@ -334,14 +334,14 @@ class Classifier:
         self.remarks = lesson.remarks
         try:
             self.store.keep_evaluation(known.version, source, to_json(result), self._waiting, self._wait)
-        except ConcmError as error:  # the figures are what was asked for
+        except ConcmError as error:  # the result is returned even if it cannot be stored
             self.remarks = [*self.remarks, f"the figures were not kept: {error}"]
         return result
 
     def export(
         self, onnx: str | os.PathLike[str] | None = None, structure: str | os.PathLike[str] | None = None
     ) -> list[Path]:
-        """Write the network as ONNX, and what it knows now as a structure file (beside it, unless said otherwise)."""
+        """Write the network as ONNX, and what it knows now as a structure file, beside it or at `structure`."""
         from concm.classifier import export
 
         if onnx is None and structure is None:
@@ -354,10 +354,10 @@ class Classifier:
         export.write_structure(beside, known.engine, known.confidence, known.version)
         return [*written, beside]
 
-    # within
+    # Internals
 
     def _found(self) -> Store | None:
-        """The store, if it was ever fitted: one whose making was interrupted is no store yet."""
+        """The store if it was fitted; a store whose first version was interrupted does not count."""
         store = Store.open(self.path) if Store.exists(self.path) else None
         if store is not None and not store.version:
             store.close()
@@ -380,7 +380,7 @@ class Classifier:
         if self._store is not None and encoder.identity != (made := from_json(Identity, self._store.meta["encoder"])):
             raise Misuse(
                 f"the store at {self.path} was made with {made.name} of weights {made.weights}; {reference} has "
-                f"weights {encoder.weights}, or sees pictures otherwise"
+                f"weights {encoder.weights}, or another transform of pictures"
             )
         return encoder
 
@@ -423,7 +423,7 @@ class Classifier:
         return _Known(version, engine, engine.head, confidence)
 
     def _known(self) -> _Known:
-        """The current version; what another process learned meanwhile is seen at once."""
+        """The current version, read again if another process has learned something since."""
         if self._cached is None or self._cached.version != self.store.version:
             self._cached = self._load()
         return self._cached

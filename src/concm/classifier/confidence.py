@@ -1,7 +1,7 @@
-"""How sure to be: probabilities that keep their word, and a familiarity that tells known photos from strange ones.
+"""Confidence: calibrated probabilities, and a familiarity that tells photos of known classes from strange ones.
 
-A photo is as familiar as its score exceeds what photos of the class it is taken for usually have, in standard
-deviations. What is usual comes from a rehearsal on the base classes; for a class of a few photos it follows from how
+The familiarity of a photo is how far its score lies above the usual score of the class it is taken for, in standard
+deviations. Usual scores come from a rehearsal on the base classes; for a class of a few photos they follow from how
 alike these are (`expected_cosine`). Sampled features turned out useless for this (docs/photos.md).
 """
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from concm.engine.concm import Engine
 
 SHRINKAGE = 5.0
-"""Photos that the average class counts for beside a class's own: of the order of variance within over between."""
+"""Weight of the average class beside a class's own photos, in photos: about variance within over variance between."""
 
 
 @dataclass(frozen=True)
 class Usual:
-    """What was found on held-out photos of the base classes.
+    """The usual scores, found on held-out photos of the base classes.
 
-    `base` (classes,): the expected score of each base class; `likeness`: of two photos of one class; `shift` and
-    `width` (2,): mean and spread of what scores exceed the expected by, for base and for novel classes; `quantiles`:
-    of known photos' familiarity, at equal steps from 0 to 1; `temperature`: of the probabilities.
+    `base` (classes,): the expected score of each base class; `likeness`: the cosine of two photos of one class; `shift`
+    and `width` (2,): mean and spread of score minus expected score, for base and for novel classes; `quantiles`: those
+    of known photos' familiarity, at equal steps from 0 to 1; `temperature`: that of the probabilities.
     """
 
     base: Tensor
@@ -40,13 +40,13 @@ class Usual:
     temperature: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
-        """For the store: a confidence follows from these and the engine."""
+        """The tensors for the store, from which the confidence can be made again with the engine."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
 @dataclass(frozen=True)
 class Confidence:
-    """Usual scores (n,) of all classes known, and how to judge by them."""
+    """Usual scores (n,) of all known classes, and the probabilities and familiarity that follow from them."""
 
     usual: Usual
     centre: Tensor
@@ -54,7 +54,7 @@ class Confidence:
 
     @classmethod
     def of(cls, engine: Engine, usual: Usual) -> Confidence:
-        """For what the engine knows now."""
+        """The confidence for the classes that the engine knows now."""
         few_shot = expected_scores(*likeness(engine), engine.memory.counts.cpu(), usual.likeness)
         expected = torch.cat([usual.base, few_shot[engine.memory.base :]])
         group = (torch.arange(len(expected)) >= engine.memory.base).long()
@@ -62,16 +62,16 @@ class Confidence:
         return cls(usual, expected + usual.shift[group] + bias, usual.width[group])
 
     def without(self, label: int) -> Usual:
-        """What remains usual if a class is forgotten."""
+        """The usual scores without a class that is forgotten."""
         base = self.usual.base
         return replace(self.usual, base=torch.cat([base[:label], base[label + 1 :]]) if label < len(base) else base)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """(n, classes), each row adds up to 1."""
+        """Probabilities (n, classes); each row adds up to 1."""
         return (scores / self.usual.temperature).softmax(1)
 
     def familiarity(self, scores: Tensor) -> Tensor:
-        """(n,): how far the best score lies above what is usual for its class."""
+        """How far the best score of each photo (n,) lies above the usual score of its class."""
         best = scores.max(1)
         return (best.values - self.centre[best.indices]) / self.width[best.indices]
 
@@ -83,7 +83,7 @@ class Confidence:
 
 
 def likeness(engine: Engine) -> tuple[Tensor, Tensor]:
-    """Mean cosine (classes,) of two exemplars of each class, 0 where there are less, and how many there are."""
+    """Mean cosine (classes,) of two exemplars of each class, 0 if there are fewer, and the number of exemplars."""
     memory = engine.memory
     counts = torch.bincount(memory.labels, minlength=len(memory.mean)).cpu()
     unit = torch.nn.functional.normalize(memory.exemplars)
@@ -93,7 +93,7 @@ def likeness(engine: Engine) -> tuple[Tensor, Tensor]:
 
 
 def expected_scores(own: Tensor, exemplars: Tensor, counts: Tensor, common: Tensor) -> Tensor:
-    """Expected cosine (classes,) of a photo to its prototype of `counts` shots, by how alike those of its class are."""
+    """Expected cosine (classes,) of a photo to its class's prototype of `counts` shots, by how alike the shots are."""
     weight = torch.where(exemplars > 1, exemplars, 0)
     shared = (weight * own + SHRINKAGE * common) / (weight + SHRINKAGE)
     return expected_cosine(shared, counts.clamp(min=1))

@@ -1,4 +1,4 @@
-"""How well a classifier does on labelled photos: accuracy, how honest its probabilities are, and what it lets pass."""
+"""Measures a classifier on labelled photos: accuracy, calibration of the probabilities, and unknown photos accepted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from concm.metrics import accuracies, confusion
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All in per cent. Accuracies count the best guess, refused or not; `None` where there are no such photos.
+    """Figures in per cent. Accuracies count the best guess, refused or not; `None` if there are no such photos.
 
     `refused`: known photos called unknown; `strangers`: photos of classes never learned, of which `false_accept` were
     given a label all the same; `auroc`: how well familiarity tells the two apart at any rate.

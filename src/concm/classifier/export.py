@@ -1,7 +1,7 @@
-"""Export: one ONNX network that stays, and a structure file that is all it needs to know of the classes.
+"""Export: an ONNX network that does not change, and a structure file with all that it needs to know of the classes.
 
-The network takes pictures and the tensors of a structure file, whose number of classes is free: after learning, only
-the structure is written anew.
+The network takes pictures and the tensors of a structure file, for any number of classes: after learning, only the
+structure file is written again.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ OUTPUTS = ("probabilities", "familiarity")
 
 
 def tensors(engine: Engine, confidence: Confidence) -> dict[str, Tensor]:
-    """What a structure file holds: the network's inputs beside the pictures."""
+    """The tensors of a structure file: the inputs of the network other than pictures."""
     head = {name: getattr(engine.head, name).cpu().contiguous() for name in HEAD}
     temperature = confidence.usual.temperature
     return {**head, "centre": confidence.centre, "width": confidence.width, "temperature": temperature}
 
 
 def about(engine: Engine, confidence: Confidence, version: int) -> dict[str, Any]:
-    """What the outputs mean: labels in order, and the familiarity below which a picture is unknown, by rate."""
+    """The meaning of the outputs: labels in order, and for each rate the familiarity below which photos are unknown."""
     thresholds = {f"{rate:g}": max(confidence.threshold(rate), -1e30) for rate in RATES}
     return {"labels": engine.names, "base": engine.memory.base, "version": version, "unknown_below": thresholds}
 
 
 def write_structure(path: Path, engine: Engine, confidence: Confidence, version: int) -> None:
-    """The structure file of what is known now."""
+    """Write the structure file of what is known now."""
     save_tensors(path, KIND, tensors(engine, confidence), about(engine, confidence, version))
 
 
 def write_onnx(path: Path, encoder: Encoder, engine: Engine, confidence: Confidence, version: int) -> None:
-    """The network, with today's labels in its metadata."""
+    """Write the network, with the current labels in its metadata."""
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -97,9 +97,11 @@ class _Whole(nn.Module):
         self.metric = None if metric is None else nn.Buffer(metric)
 
     def forward(self, pixels: Tensor, *known: Tensor) -> tuple[Tensor, Tensor]:
-        """The same as the classifier does."""
+        """Probabilities and familiarity, as the classifier computes them."""
         *head, centre, width, temperature = known
-        scores = Head(metric=self.metric, **dict(zip(HEAD, head, strict=True)))(self.network(self.transform.centre(pixels)))
+        scores = Head(metric=self.metric, **dict(zip(HEAD, head, strict=True)))(
+            self.network(self.transform.centre(pixels))
+        )
         best = scores.max(1)
         familiarity = (best.values - centre[best.indices]) / width[best.indices]
         return (scores / temperature).softmax(1), familiarity
@@ -107,7 +109,7 @@ class _Whole(nn.Module):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter speaks of packages that it does without, and of names of axes."""
+    """Silence the exporter's warnings about packages that it does not need and about names of axes."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -34,9 +34,9 @@ class Lesson:
         remember: bool = False,
         distinct: bool = True,
     ) -> Lesson:
-        """Features of all pictures; what is broken, or there twice unless it need not be `distinct`, is refused."""
+        """Encode all pictures; broken ones, and repeated ones if they must be `distinct`, are refused or skipped."""
         if broken not in get_args(Broken):
-            raise Misuse(f"what is broken is one of {', '.join(get_args(Broken))}, not {broken!r}")
+            raise Misuse(f"`broken` is one of {', '.join(get_args(Broken))}, not {broken!r}")
         every = [(name, picture) for name, pictures in groups.items() for picture in pictures]
         items = encoded(encoder, [picture for _, picture in every], remember=remember, title="reading photos")
         found: dict[str, list[Encoded]] = {name: [] for name in groups}
@@ -56,7 +56,7 @@ class Lesson:
         return cls(_none_empty(found), remarks)
 
     def unless(self, owner: Callable[[str], str | None], broken: Broken) -> Lesson:
-        """Without photos that some class has already; `owner` says which one has the picture of a digest."""
+        """The lesson without photos that some class has already; `owner` gives the class that has a digest."""
         fresh: dict[str, list[Encoded]] = {name: [] for name in self.photos}
         remarks = list(self.remarks)
         for name, items in self.photos.items():
@@ -71,12 +71,12 @@ class Lesson:
         return Lesson(_none_empty(fresh), remarks)
 
     def only(self, names: Iterable[str]) -> Lesson:
-        """The part about these classes."""
+        """The part of the lesson about these classes."""
         return Lesson({name: self.photos[name] for name in names}, [])
 
     @property
     def features(self) -> Tensor:
-        """(n, d), class by class."""
+        """Features (n, d), class by class."""
         return torch.stack([item.features for items in self.photos.values() for item in items])
 
     @property
@@ -85,17 +85,17 @@ class Lesson:
         return [name for name, items in self.photos.items() for _ in items]
 
     def session(self, index: int, first: int) -> Session:
-        """For the engine; its classes are numbered from `first` on."""
+        """A session for the engine, with classes numbered from `first` on."""
         labels = torch.tensor([first + at for at, items in enumerate(self.photos.values()) for _ in items])
         classes = range(first, first + len(self.photos))
         return Session(index, classes, tuple(self.photos), self.features, labels, None)
 
     def base_session(self) -> BaseSession:
-        """The same as a base session, with statistics."""
+        """A base session for the engine, with statistics."""
         return BaseSession.of(self.session(0, 0))
 
     def __str__(self) -> str:
-        """For the history: which classes, and how many photos of each."""
+        """The classes and their numbers of photos, for the history."""
         parts = [f"{name} ({len(items)})" for name, items in self.photos.items()]
         return ", ".join(parts) if len(parts) <= 5 else f"{', '.join(parts[:4])} and {len(parts) - 4} more"
 

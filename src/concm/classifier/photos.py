@@ -21,14 +21,14 @@ from concm.errors import ConcmError, Misuse
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any]
 UNKNOWN = "unknown"
-"""What a photo of no known class is called, and so no class."""
+"""The label of a photo of no known class; no class may have this name."""
 LONGEST_NAME = 100
 THUMBNAIL = 128
 
 
 @dataclass(frozen=True)
 class Photo:
-    """The central square (side, side, 3) of a picture, what it is called, and an identity of its pixels."""
+    """The central square (side, side, 3) of a picture, its name, and a digest of its pixels."""
 
     name: str
     pixels: NDArray[np.uint8]
@@ -36,7 +36,7 @@ class Photo:
 
     @classmethod
     def read(cls, picture: Picture, side: int, name: str) -> Photo:
-        """Decode whatever was given; what cannot be read is a BrokenPicture that begins with `name`."""
+        """Decode a picture in any form; one that cannot be read raises a BrokenPicture that begins with `name`."""
         try:
             pixels = decode(_openable(picture), side)
         except BrokenPicture as error:
@@ -71,17 +71,17 @@ def _openable(picture: Picture) -> bytes | Path | Image.Image:
 
 
 def called(picture: Picture, number: int) -> str:
-    """What to call a picture: its path, or its place among those given."""
+    """The name of a picture: its path, or its number among those given."""
     return printable(picture) if isinstance(picture, str | os.PathLike) else f"picture {number + 1}"
 
 
 def printable(path: str | os.PathLike[str]) -> str:
-    """A path as a line of text, whatever its bytes are."""
+    """A path as a line of text that can be printed, whatever its bytes are."""
     return "".join(letter if letter.isprintable() else "�" for letter in os.fsencode(path).decode(errors="replace"))
 
 
 def checked_name(name: object) -> str:
-    """A class name that can be shown, typed and made a folder of."""
+    """The class name, checked to be one that can be printed, typed and used for a folder."""
     if not isinstance(name, str) or not name.strip():
         raise Misuse(f"a class needs a name, and {name!r} is none")
     name = name.strip()
@@ -95,7 +95,7 @@ def checked_name(name: object) -> str:
 
 
 def find_photos(words: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """The pictures that files, folders (with all below them) and globs stand for, in order and without repetition."""
+    """The pictures that files, folders (with subfolders) and globs stand for, in order and without repetition."""
     found: dict[Path, None] = {}
     for word in words:
         path = Path(word)
@@ -116,7 +116,7 @@ def find_photos(words: Iterable[str | os.PathLike[str]]) -> list[Path]:
 def by_class(source: str | os.PathLike[str] | Mapping[str, Any], *, taught: bool = True) -> dict[str, list[Picture]]:
     """Pictures by class name, from a folder of class folders or a mapping; no class is empty.
 
-    Where they are not to be taught, there may be photos of unknown classes, called so.
+    If they are not `taught`, there may also be photos of unknown classes, under the name "unknown".
     """
     given = source if isinstance(source, Mapping) else _class_folders(Path(source))
     groups: dict[str, list[Picture]] = {}
@@ -146,10 +146,12 @@ def _pictures(value: Any) -> list[Picture]:
 
 def _class_folders(root: Path) -> dict[str, Path]:
     if not os.path.isdir(root):
-        raise Misuse(f"no folder at {root}; photos of classes come as one folder a class, named after it")
+        raise Misuse(f"no folder at {root}; photos of classes come as one folder per class, named after it")
     folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not folders:
         loose = next(pictures_under(root), None)
         hint = f"; to teach one class, give its name and then its photos: {root.resolve().name} {root}" if loose else ""
-        raise ConcmError(f"no class folders in {root}: it should hold one folder a class, with its photos inside{hint}")
+        raise ConcmError(
+            f"no class folders in {root}: it should hold one folder per class, with its photos inside{hint}"
+        )
     return {folder.name: folder for folder in folders}

@@ -1,4 +1,4 @@
-"""Photos to features in a stream: decoded ahead by all cores, encoded in batches, and remembered where that helps."""
+"""Photos to features in a stream: decoded ahead on all cores, encoded in batches, and cached."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Encoded:
-    """What is kept of a photo: an identity, a small JPEG if it was asked for, and its features (d,)."""
+    """What is kept of a photo: a digest, a small JPEG if it was asked for, and its features (d,)."""
 
     name: str
     digest: str
@@ -36,7 +36,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A photo that is still to be encoded, and the key under which to remember it."""
+    """A photo that is still to be encoded, and its key in the cache."""
 
     photo: Photo
     key: bytes | None
@@ -50,7 +50,7 @@ def encoded(
     thumbnails: bool = True,
     title: str = "photos",
 ) -> Iterator[Encoded | BrokenPicture]:
-    """Each picture's features in order, or why it has none; `remember` spares files that were encoded before."""
+    """The features of each picture in order, or its error; with `remember`, files are not encoded a second time."""
     cache = FeatureCache(encoder) if remember else None
 
     def read(item: tuple[int, Picture]) -> _Waiting | Encoded | BrokenPicture:
@@ -82,12 +82,12 @@ def encoded(
 def _developed(
     encoder: Encoder, pile: list[_Waiting | Encoded | BrokenPicture], cache: FeatureCache | None, thumbnails: bool
 ) -> list[Encoded | BrokenPicture]:
-    """The pile with its photos encoded, all of them at once."""
+    """The pile with its waiting photos encoded, all at once."""
     waiting = [item for item in pile if isinstance(item, _Waiting)]
     done: dict[int, Encoded] = {}
     if waiting:
         pixels = torch.from_numpy(np.stack([item.photo.pixels for item in waiting])).to(encoder.device)
-        features = encoder(pixels).clone()  # such that one can learn from them: the encoder's own are for inference
+        features = encoder(pixels).clone()  # the encoder's own are inference tensors, which cannot be trained on
         for item, own in zip(waiting, features, strict=True):
             small = item.photo.thumbnail() if thumbnails else b""
             done[id(item)] = Encoded(item.photo.name, item.photo.digest, small, own)
@@ -97,9 +97,9 @@ def _developed(
 
 
 class FeatureCache:
-    """Features of files by content, in the user's cache folder, so that what was interrupted can go on.
+    """A cache of features by file content, in the user's cache folder, so that interrupted work can go on.
 
-    Only a convenience: where it cannot be read or written, photos are simply encoded again.
+    If it cannot be read or written, photos are simply encoded again.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -126,11 +126,11 @@ class FeatureCache:
                     file.unlink()
 
     def key(self, content: bytes) -> bytes:
-        """Of a file with this content, seen by this encoder."""
+        """The key of a file with this content for this encoder."""
         return hashlib.blake2b(self._of + content, digest_size=16).digest()
 
     def get(self, key: bytes, name: str) -> Encoded | None:
-        """What is remembered under this key."""
+        """The features cached under this key, if there are any."""
         with self._mutex, suppress(sqlite3.Error, ValueError, TypeError):
             if self._db is not None:
                 row = self._db.execute(
@@ -141,7 +141,7 @@ class FeatureCache:
         return None
 
     def put(self, photos: list[tuple[bytes, Encoded]]) -> None:
-        """Remember them."""
+        """Add photos to the cache."""
         rows = [(key, own.digest, own.thumbnail, own.features.numpy().tobytes()) for key, own in photos]
         with self._mutex, suppress(sqlite3.Error):
             if self._db is not None and rows:
@@ -154,7 +154,7 @@ class FeatureCache:
                         self._db.execute("ROLLBACK")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the cache file."""
         if self._db is not None:
             self._db.close()
             self._db = None

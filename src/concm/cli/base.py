@@ -144,7 +144,7 @@ def features(
     batch
         Images encoded at once.
     seed
-        Of the kept images and the views.
+        Seed of the choice of kept images and of the views.
     """
     at_least(1, batch=batch)
     at_least(0, views=views, seed=seed)
@@ -207,9 +207,9 @@ def bank(
     splits
         Take the shots from published index lists instead.
     way
-        Classes a session, instead of the scenario's.
+        Classes per session, instead of the scenario's.
     shot
-        Shots a class, instead of the scenario's.
+        Shots per class, instead of the scenario's.
     sessions
         Number of sessions, instead of all that the classes allow.
     figure

@@ -41,26 +41,27 @@ def bench(
         A scenario whose bank ships with concm (cifar100 by default); with `--bank`, the one it must be of.
     method
         A method (see `concm methods`), with settings if you like: `concm:alpha=0.5,structure=fixed,total=100`, or a
-        preset: `concm:published`. May be given several times, and `all` is all that this bank allows: some want a bank
-        of their own base session, or one with pictures. The controls run in any case.
+        preset: `concm:published`; or a class of your own: `my_method.py:MyMethod`, `package.module:MyMethod`. May be
+        given several times. `all` means all methods that can run on this bank: some need a bank of their own base
+        session, or one with pictures. The controls run in any case.
     draws
         Draws of the shots; figures are means over them.
     seeds
         Runs of each draw, with other random weights and samples.
     seed
-        Of the first draw, and of the methods.
+        Seed of the first draw, and of the methods.
     splits
         Take the shots of published index lists (session_2.txt and on) instead of drawing them.
     bank
         A feature bank of `concm features`, instead of the one that ships with concm.
     way
-        Classes a session, instead of the scenario's.
+        Classes per session, instead of the scenario's.
     shot
-        Shots a class, instead of the scenario's.
+        Shots per class, instead of the scenario's.
     sessions
         A smaller number of sessions.
     out
-        One result file a run; runs that are finished there are not repeated.
+        The folder for the result files, one for each run; runs that are finished there are not repeated.
     json
         Also write the table, as JSON.
     figure
@@ -70,7 +71,7 @@ def bench(
     beside
         Tables of other banks, written with `--json`, that the leaderboard shows too.
     jobs
-        Runs at a time; by default one a core, and one at a time on a GPU.
+        Runs at a time; by default one per core, and one at a time on a GPU.
     device
         The GPU if there is one, unless you say otherwise.
     """
@@ -124,7 +125,7 @@ def _comparable(table: Table, path: Path, bank: Bank, draws: int) -> Table:
 
 
 def conformance(method: str, /) -> None:
-    """Check that a method keeps the contract: what it must do, on small worlds, a line each.
+    """Check that a method keeps the contract: what it must do, on small worlds; one line for each check.
 
     Parameters
     ----------

@@ -63,9 +63,9 @@ class PictureOptions:
     base: int | None = None
     "Number of base classes (your own folders only)."
     way: int | None = None
-    "Classes a session, instead of the scenario's."
+    "Classes per session, instead of the scenario's."
     shot: int | None = None
-    "Shots a class, instead of the scenario's."
+    "Shots per class, instead of the scenario's."
     sessions: int | None = None
     "Number of sessions, instead of all that the classes allow."
     image_size: int = 224

@@ -31,7 +31,7 @@ class Access:
     wait: float = 60
     "Seconds to wait for another process that is changing the store."
     backbone: str | None = None
-    "What sees the photos, as `fit` was told; a store knows its own, only code of yours must be named each time."
+    "The network that sees the photos; a store knows its own, and only code of yours must be named each time."
 
     def open(self, store: Path, seed: int = 0) -> Classifier:
         """The classifier in that folder, made or yet to be made; to be closed."""
@@ -60,18 +60,18 @@ def fit(
     store
         The folder to make; it holds all that the classifier knows.
     photos
-        A folder with one folder of photos a class, for two classes or more.
+        A folder that holds one folder of photos for each class, two classes or more.
     broken
-        What to do with files that cannot be read as pictures, or that are there twice.
+        What to do with files that cannot be read as pictures, and with pictures that are there twice.
     seed
-        Of all random choices.
+        Seed of all random choices.
     json
         Print what was done as JSON.
     """
-    with access.open(store, seed) as zoo:
+    with access.open(store, seed) as classifier:
         begun = time.perf_counter()
-        zoo.fit(photos, broken=broken)
-        _told(zoo, begun, json)
+        classifier.fit(photos, broken=broken)
+        _told(classifier, begun, json)
 
 
 def learn(
@@ -90,22 +90,22 @@ def learn(
     store
         The classifier's folder.
     what
-        A folder with one folder of photos a class; or a class name, followed by its photos.
+        A folder that holds one folder of photos for each class; or a class name, followed by its photos.
     images
         Photos of that class: files, folders and globs.
     broken
-        What to do with files that cannot be read as pictures, or that are there twice.
+        What to do with files that cannot be read as pictures, and with pictures that are there twice.
     json
         Print what was done as JSON.
     """
     if not images and not Path(what).is_dir():
         raise Misuse(f"no folder at {what}; give a folder of class folders, or a class name and then its photos")
-    with access.open(store) as zoo:
+    with access.open(store) as classifier:
         from concm.classifier.photos import find_photos
 
         begun = time.perf_counter()
-        zoo.learn({what: find_photos(images)} if images else what, broken=broken)
-        _told(zoo, begun, json)
+        classifier.learn({what: find_photos(images)} if images else what, broken=broken)
+        _told(classifier, begun, json)
 
 
 def predict(
@@ -130,7 +130,7 @@ def predict(
     unknown_rate
         The share of photos of known classes that may be called unknown; 0 never says unknown.
     json
-        Print one JSON object a line.
+        Print one JSON object per line.
     """
     if not images:
         raise Misuse("concm predict takes photos after the store: files, folders or globs")
@@ -139,8 +139,8 @@ def predict(
     from concm.report.classifier import show_prediction
 
     broken = 0
-    with access.open(store) as zoo:
-        for found in zoo.stream(find_photos(images), unknown_rate=unknown_rate, top=top):
+    with access.open(store) as classifier:
+        for found in classifier.stream(find_photos(images), unknown_rate=unknown_rate, top=top):
             if isinstance(found, BrokenPicture):
                 broken += 1
                 complain(str(found))
@@ -175,19 +175,19 @@ def show(
     from concm.report import classifier as report
     from concm.report.tables import say
 
-    with access.open(store) as zoo:
+    with access.open(store) as classifier:
         if card is not None:
-            write_whole(card, report.card(zoo).encode())
+            write_whole(card, report.card(classifier).encode())
             say(f"wrote {card}")
         elif json:
             listed = {
-                "classes": [asdict(row) for row in zoo.classes],
-                "history": [asdict(row) for row in zoo.history],
-                "evaluations": [asdict(row) for row in zoo.store.evaluations()],
+                "classes": [asdict(row) for row in classifier.classes],
+                "history": [asdict(row) for row in classifier.history],
+                "evaluations": [asdict(row) for row in classifier.store.evaluations()],
             }
-            _print({"store": str(store), "version": zoo.version, "made_with": zoo.store.meta, **listed})
+            _print({"store": str(store), "version": classifier.version, "made_with": classifier.store.meta, **listed})
         else:
-            report.show_classes(zoo)
+            report.show_classes(classifier)
 
 
 def forget(store: Path, name: str, /, *, json: bool = False, access: Access = Access()) -> None:  # noqa: B008
@@ -202,10 +202,10 @@ def forget(store: Path, name: str, /, *, json: bool = False, access: Access = Ac
     json
         Print what was done as JSON.
     """
-    with access.open(store) as zoo:
+    with access.open(store) as classifier:
         begun = time.perf_counter()
-        zoo.forget(name)
-        _told(zoo, begun, json)
+        classifier.forget(name)
+        _told(classifier, begun, json)
 
 
 def undo(store: Path, /, *, json: bool = False, access: Access = Access()) -> None:  # noqa: B008
@@ -220,8 +220,8 @@ def undo(store: Path, /, *, json: bool = False, access: Access = Access()) -> No
     """
     from concm.report.tables import say
 
-    with access.open(store) as zoo:
-        line = zoo.undo()
+    with access.open(store) as classifier:
+        line = classifier.undo()
     if json:
         _print(asdict(line))
     else:
@@ -245,7 +245,7 @@ def evaluate(
     store
         The classifier's folder; the figures are kept there, for its card.
     photos
-        A folder with one folder of photos a class.
+        A folder that holds one folder of photos for each class.
     unknown_rate
         The share of photos of known classes that may be called unknown.
     broken
@@ -255,9 +255,9 @@ def evaluate(
     """
     from concm.report.classifier import show_evaluation
 
-    with access.open(store) as zoo:
-        result = zoo.evaluate(photos, unknown_rate=unknown_rate, broken=broken)
-    for remark in zoo.remarks:
+    with access.open(store) as classifier:
+        result = classifier.evaluate(photos, unknown_rate=unknown_rate, broken=broken)
+    for remark in classifier.remarks:
         complain(remark)
     if json:
         _print(to_json(result))
@@ -286,8 +286,8 @@ def export(
     """
     from concm.report.tables import say
 
-    with access.open(store) as zoo:
-        written = zoo.export(onnx, structure)
+    with access.open(store) as classifier:
+        written = classifier.export(onnx, structure)
     for path in written:
         say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
@@ -309,22 +309,22 @@ def demo_photos(
     out
         Where the store and the page are written; a store from before is replaced.
     seed
-        Of the photos that are shown and taught.
+        Seed of the choice of photos that are shown and taught.
     """
     from concm.demo.story import groceries
 
     groceries(out, seed=seed, device=access.device)
 
 
-def _told(zoo: Classifier, begun: float, json: bool) -> None:
+def _told(classifier: Classifier, begun: float, json: bool) -> None:
     """What the newest version is, and what there was to remark."""
     from concm.report.tables import say
 
-    line, seconds = zoo.history[-1], time.perf_counter() - begun
-    for remark in zoo.remarks:
+    line, seconds = classifier.history[-1], time.perf_counter() - begun
+    for remark in classifier.remarks:
         complain(remark)
     if json:
-        _print({**asdict(line), "seconds": round(seconds, 3), "remarks": zoo.remarks})
+        _print({**asdict(line), "seconds": round(seconds, 3), "remarks": classifier.remarks})
     else:
         say(
             f"{line.action}: {line.detail}; version {line.version}, {line.classes} classes, {line.photos} photos "

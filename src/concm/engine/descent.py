@@ -27,7 +27,7 @@ class SGD:
     from_rest: bool = False
 
     def update(self, weights: list[Tensor], loss: Callable[[], Tensor]) -> Update:
-        """What takes a step."""
+        """A function that takes one step."""
         momenta = [torch.zeros_like(weight) if self.from_rest else None for weight in weights]
 
         def step(rate: Any) -> None:
@@ -56,7 +56,7 @@ class AdamW:
     weight_decay: float = 1e-2
 
     def update(self, weights: list[Tensor], loss: Callable[[], Tensor]) -> Update:
-        """What takes a step."""
+        """A function that takes one step."""
         device = weights[0].device
         first, second = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
         counts = [torch.zeros((), device=device) for _ in weights]
@@ -145,7 +145,7 @@ def warmed_cosine(lr: float, steps: int, warm: float = 0) -> list[float]:
 
 
 def half_cosine(progress: float) -> float:
-    """From 1 to 0 as `progress` goes from 0 to 1."""
+    """Half a cosine, from 1 to 0 as `progress` goes from 0 to 1."""
     return (1 + math.cos(math.pi * progress)) / 2
 
 

@@ -52,7 +52,7 @@ def matching_rate(means: Tensor, structure: Tensor) -> float:
 
 
 def widen(vectors: Tensor, dimension: int) -> Tensor:
-    """(…, d) → (…, dimension) by zeros: every inner product stays as it is."""
+    """Pad vectors (…, d) with zeros to (…, dimension); every inner product stays the same."""
     return F.pad(vectors, (0, dimension - vectors.shape[-1]))
 
 

@@ -1,1 +1,1 @@
-"""The protocol, and metrics from one confusion matrix a session."""
+"""Everything that is measured: the protocol, results and their statistics, controls, published figures, conformance."""

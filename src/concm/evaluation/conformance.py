@@ -51,7 +51,7 @@ def _need(found: bool, sentence: str) -> None:
 
 
 def scores_grow_with_the_classes(choice: Choice) -> None:
-    """One finite score a class seen so far, on the CPU, whatever the number of images."""
+    """One finite score for each class seen so far, on the CPU, whatever the number of images."""
     world = World.of(choice=choice)
     for method, seen in taught(choice, world):
         for images in (world.test, world.test[:1]):
@@ -96,7 +96,7 @@ def uneven_and_small_sessions_are_learned(choice: Choice) -> None:
 
 
 def the_same_seed_gives_the_same_result(choice: Choice) -> None:
-    """Bit for bit."""
+    """Two runs with the same seed agree bit for bit."""
     world = World.of(choice=choice)
     one, other = (_last(choice, world, seed=3).scores(world.test) for _ in range(2))
     _need(torch.equal(one, other), "two runs with the same seed give different scores")
@@ -216,7 +216,7 @@ class _Sealed(Bank):
 
 
 def memory_is_reported(choice: Choice) -> None:
-    """Bytes kept of the data, at least a prototype's worth a class, and never less with more classes."""
+    """Bytes kept of the data, at least a prototype's worth for each class, and never less with more classes."""
     before = 0
     for method, seen in taught(choice, World.of(choice=choice)):
         _need(

@@ -169,7 +169,7 @@ TRANSFORM = Transform(SIDE, SIDE, (0.5, 0.5, 0.5), (0.3, 0.3, 0.3))
 
 @dataclass(frozen=True)
 class World:
-    """A base session, sessions of given shots a class, and test images: pictures for a method that needs them."""
+    """A base session, sessions of given shots per class, and test images: pictures for a method that needs them."""
 
     sessions: tuple[Session, ...]
     test: Tensor
@@ -177,7 +177,7 @@ class World:
 
     @classmethod
     def of(cls, shots: Sequence[Sequence[int]] = ((5, 5), (5, 5)), *, choice: Choice | None = None) -> World:
-        """`shots` has a list a session with the shots of each of its classes; `choice` is the method it is made for."""
+        """`shots` has a list for each session with the shots of its classes; it is made for the method `choice`."""
         total = BASE + sum(map(len, shots))
         pictured = choice is not None and PICTURES in choice.needs
         seen = choice is not None and (pictured or choice.entry.objective is not None)

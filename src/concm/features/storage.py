@@ -1,4 +1,4 @@
-"""Feature banks on disk: one safetensors file, checked on the way in so that no contradiction is met downstream."""
+"""Feature banks on disk: one safetensors file, whose parts are checked against each other when it is read."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _consistent(bank: Bank, path: Path) -> None:
-    """A bank whose parts contradict each other is refused here, not somewhere downstream."""
+    """Refuse a bank whose parts contradict each other, before anything uses it."""
     classes, base = len(bank.scenario.keys), bank.scenario.base
     for name, part, first, last in (
         ("base", bank.base, 0, base),
@@ -122,6 +122,6 @@ def bundled_bank(name: str) -> Bank:
     """The bank that ships with the package."""
     path = Path(str(files("concm") / "assets" / f"{name}.safetensors"))
     if not path.exists():
-        load_scenario(name)  # a misspelt name has a hint of its own
+        load_scenario(name)  # gives a hint if the name is misspelt
         raise Misuse(f"no feature bank of {name} ships with concm; make one with `concm features`, then give its file")
     return load_bank(path, name)

@@ -51,12 +51,12 @@ class ADBSSettings(Checked):
 
     @classmethod
     def mini_imagenet(cls) -> ADBSSettings:
-        """As published for mini-ImageNet."""
+        """The settings published for mini-ImageNet."""
         return cls(steps=6, lr=0.1)
 
     @classmethod
     def cub200(cls) -> ADBSSettings:
-        """As published for CUB200."""
+        """The settings published for CUB200."""
         return cls(steps=1)
 
 

@@ -51,12 +51,12 @@ class CLOSERSettings(Checked):
 
     @classmethod
     def mini_imagenet(cls) -> CLOSERSettings:
-        """As published for mini-ImageNet."""
+        """The settings published for mini-ImageNet."""
         return cls(closeness=0.5, scale_min=0.08)
 
     @classmethod
     def cub200(cls) -> CLOSERSettings:
-        """As published for CUB200."""
+        """The settings published for CUB200."""
         return cls(spread=0.01, closeness=1.5)
 
 

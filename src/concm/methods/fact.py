@@ -8,7 +8,7 @@ prototypes.
 
 Here: crops and colour shaking stand for AutoAugment and cutout; each pair of images has a mixing coefficient of its
 own; virtual prototypes are orthogonal to each other alone and never trained; a second choice is always one that is tied
-to the image's class, or any where none is; all losses begin in the first epoch, and the rate falls along a cosine on
+to the image's class, or any if none is; all losses begin in the first epoch, and the rate falls along a cosine on
 every dataset; prototypes are projected as unit vectors. As in the authors' code, the first choice of base images is
 learned among base classes alone. Scores are the logarithm of the probabilities, over the scale of the cosines. Through
 orthogonal virtual prototypes all classes look nearly alike, so with the published share answers are those of nearest

@@ -39,12 +39,12 @@ class TEENSettings(Checked):
 
     @classmethod
     def mini_imagenet(cls) -> TEENSettings:
-        """As published for mini-ImageNet."""
+        """The settings published for mini-ImageNet."""
         return cls(alpha=0.5)
 
     @classmethod
     def cub200(cls) -> TEENSettings:
-        """As published for CUB200."""
+        """The settings published for CUB200."""
         return cls(alpha=0.5)
 
 

@@ -22,17 +22,17 @@ def show_prediction(prediction: Prediction) -> None:
         say(f"{prediction.photo}: {first} {score:.2f}{f' (then {rest})' if rest else ''}")
 
 
-def show_classes(zoo: Classifier) -> None:
+def show_classes(classifier: Classifier) -> None:
     """Classes and history."""
-    meta = zoo.store.meta
-    say(f"{zoo.path}: version {zoo.version}, backbone {meta['backbone']} ({meta['encoder']['weights']})")
+    meta = classifier.store.meta
+    say(f"{classifier.path}: version {classifier.version}, backbone {meta['backbone']} ({meta['encoder']['weights']})")
     classes = ruled("class", "photos", "since version", "learned", title="")
-    for row in zoo.classes:
+    for row in classifier.classes:
         classes.add_row(escape(row.name), str(row.photos), str(row.added), "base" if row.base else "later")
     print_whole(classes)
     history = ruled("version", "when (UTC)", "action", "classes", "photos", "what", title="")
     history.columns[-1].justify = "left"
-    for line in zoo.history:
+    for line in classifier.history:
         figures = (str(line.classes), str(line.photos))
         history.add_row(str(line.version), _when(line.created), line.action, *figures, escape(line.detail))
     print_whole(history)
@@ -65,17 +65,17 @@ def _figures(result: Evaluation) -> list[tuple[str, str]]:
     return lines
 
 
-def card(zoo: Classifier) -> str:
+def card(classifier: Classifier) -> str:
     """A Markdown card: what this classifier is, what it was taught, how well it does, how to load it."""
-    meta, classes, history = zoo.store.meta, zoo.classes, zoo.history
+    meta, classes, history = classifier.store.meta, classifier.classes, classifier.history
     encoder = meta["encoder"]
     base = sum(row.base for row in classes)
     lines = [
-        f"# {zoo.path.resolve().name}",
+        f"# {classifier.path.resolve().name}",
         "",
         f"An image classifier of {len(classes)} classes ({base} from the start, {len(classes) - base} learned later), "
-        f"version {zoo.version}, made with concm {meta['concm']}: a frozen backbone, and classes that are added from a "
-        "few photos each without retraining it (ConCM, few-shot class-incremental learning).",
+        f"version {classifier.version}, made with concm {meta['concm']}: a frozen backbone, and classes that are added "
+        "from a few photos each without retraining it (ConCM, few-shot class-incremental learning).",
         "",
         "## Backbone",
         "",
@@ -84,11 +84,13 @@ def card(zoo: Classifier) -> str:
         "## Evaluation",
         "",
     ]
-    measured = zoo.store.evaluations()
+    measured = classifier.store.evaluations()
     if measured:
         row = measured[-1]
         result = from_json(Evaluation, row.result)
-        behind = "" if row.version == zoo.version else f" (of version {row.version}: what came later is not in it)"
+        behind = (
+            "" if row.version == classifier.version else f" (of version {row.version}: what came later is not in it)"
+        )
         lines += [f"On {result.photos} photos from `{row.source}`, {row.created[:10]}{behind}.", ""]
         lines += [*_markdown(("figure", "value"), _figures(result)), ""]
     else:
@@ -110,7 +112,7 @@ def card(zoo: Classifier) -> str:
         "```python",
         "import concm",
         "",
-        f'classifier = concm.Classifier("{zoo.path.resolve().name}")',
+        f'classifier = concm.Classifier("{classifier.path.resolve().name}")',
         'classifier.predict(["photo.jpg"])',
         "```",
         "",

@@ -45,7 +45,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.SGD, meta: dict[st
 
 
 def _differs(saved: object, wanted: object) -> str:
-    """The difference of two values, setting by setting where they are tables."""
+    """The difference of two values; of two tables, setting by setting."""
     if isinstance(saved, dict) and isinstance(wanted, dict):
         return "different: " + "; ".join(_changed(saved, wanted))
     return f"{saved!r}, not {wanted!r}"

@@ -19,7 +19,7 @@ from concm.engine.calibration import agreement
 from concm.engine.concm import Engine
 from concm.engine.memory import class_statistics
 from concm.features.bank import Bank
-from concm.features.sessions import draw, sessions
+from concm.features.sessions import BaseSession, draw, sessions
 from concm.methods import choose
 
 
@@ -28,10 +28,11 @@ def measure(bank: Bank, label: str, draws: int) -> tuple[float, float]:
     before, after = [], []
     for at in range(draws):
         first, *later = sessions(bank, draw(bank, at))
+        assert isinstance(first, BaseSession)
         method = Engine(settings, seed=at)
         method.fit_base(first)
         for session in later:
-            seen = session if method.metric is None else method.metric.apply(session)
+            seen = session if method.metric is None else method.metric.read(session)
             test = bank.test.features if method.metric is None else method.metric(bank.test.features)
             centres = torch.stack([test[bank.test.labels == label].mean(0) for label in session.classes])
             prototypes, _ = class_statistics(seen, with_views=settings.views)

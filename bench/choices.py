@@ -12,11 +12,13 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from concm.evaluation.bench import Source, Task, cores, finish
-from concm.report.bench import rows
+from concm.evaluation.bench import BankSource, finish, tasks_of
+from concm.evaluation.statistics import rows
+from concm.evaluation.workers import cores
 
 CHANGES = [
     "whitening=none",
@@ -76,18 +78,18 @@ def main() -> None:
     labels = ["concm", *(f"concm:{change}" for change in options.changes), "ncm", "ncm_bias"]
     found = []
     for path in options.banks:
-        source = Source(file=path)
-        tasks = [Task(source, label, at, at, None, "cpu") for label in labels for at in range(options.draws)]
-        found.append(rows(finish(tasks, out, jobs=cores())))
-    table = []
+        source = BankSource(file=path)
+        tasks = tasks_of(labels, draws=options.draws, seeds=1, seed=0, splits=None, device="cpu")
+        found.append(rows(finish(tasks, source, source.bank(), out, jobs=cores())))
+    table: list[dict[str, Any]] = []
     for same in zip(*found, strict=True):
-        row = {"change": same[0]["method"]}
+        row: dict[str, Any] = {"change": same[0].method}
         for name in ("ahm", "fa", "last_base", "last_novel", "above_curve", "seconds"):
-            row[name] = round(float(np.mean([entry[name] for entry in same])), 2)
+            values = [getattr(entry, name) for entry in same]
+            row[name] = None if None in values else round(float(np.mean(values)), 2)
         table.append(row)
-        print(
-            f"{row['change']:38} AHM {row['ahm']:5.2f}  FA {row['fa']:5.2f}  above the curve {row['above_curve']:+.2f}"
-        )
+        above = "" if row["above_curve"] is None else f"  above the curve {row['above_curve']:+.2f}"
+        print(f"{row['change']:38} AHM {row['ahm']:5.2f}  FA {row['fa']:5.2f}{above}")
     if options.json:
         options.json.write_text(
             json.dumps({"draws": options.draws, "banks": len(found), "rows": table}, indent=1) + "\n"

@@ -29,6 +29,7 @@ from concm.classifier.photos import by_class
 from concm.classifier.stream import Encoded, encoded
 from concm.data import scenarios
 from concm.metrics import accuracies, confusion
+from concm.records import to_json
 
 CONCM = str(Path(sys.executable).with_name("concm"))
 
@@ -83,7 +84,7 @@ def nearest_mean(classifier: Classifier, test: dict[str, list[Any]], groups: lis
         seen = sum(map(len, groups[: index + 1]))
         chosen = labels < seen
         matrix = confusion(labels[chosen], scores[chosen][:, :seen].argmax(1), seen)
-        rows.append(accuracies(matrix, len(groups[0])))
+        rows.append(to_json(accuracies(matrix, len(groups[0]))))
     return rows
 
 

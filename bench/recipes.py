@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from concm.cli.options import Machine, Pictures
+from concm.cli.options import Machine, PictureOptions
 from concm.errors import did_you_mean
 from concm.evaluation.protocol import run
 from concm.features.extract import extract
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("recipes", nargs="+")
     options = parser.parse_args()
     fabric = Machine().fabric()
-    dataset = Pictures(options.data).load(options.scenario, None).validation()
+    dataset = PictureOptions(options.data).load(options.scenario, None).validation()
     begun = time.perf_counter()
     longest = 0.0
     for changes in options.recipes:
@@ -66,7 +66,9 @@ def main() -> None:
             bank = extract(encoder, dataset, fabric, novel_limit=100)
             last = [list(run(NCM(), bank, draw(bank, seed)))[-1] for seed in range(5)]
             for name in ("acc_base", "acc_novel", "hm", "acc"):
-                figures[f"{name}{'_mirror' if mirror else ''}"] = round(float(np.mean([row[name] for row in last])), 2)
+                figures[f"{name}{'_mirror' if mirror else ''}"] = round(
+                    float(np.mean([getattr(row, name) for row in last])), 2
+                )
         shutil.rmtree(out)
         longest = max(longest, time.perf_counter() - started)
         row = {"changes": changes, "recipe": to_json(recipe), **figures, "seconds": encoder.meta["seconds"]}

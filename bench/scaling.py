@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from concm.cli.options import Machine
 from concm.data import scenarios
 from concm.engine.concm import Engine
-from concm.features.sessions import Session
+from concm.features.sessions import BaseSession, Session
 
 DIMENSION, IMAGES, SHOTS, VIEWS, WAY, SESSIONS = 512, 30, 5, 3, 50, 8
 
@@ -46,16 +46,16 @@ def measure(classes: int, device: str) -> dict[str, Any]:
     begun = time.perf_counter()
     method = Engine(device=device)
     method.fit_base(
-        Session(
+        BaseSession(
             0,
             range(base),
             tuple(names[:base]),
             seen[chosen],
             labels[chosen],
             views[chosen],
-            centres[:base],
-            std,
-            counts,
+            mean=centres[:base],
+            std=std,
+            counts=counts,
         )
     )
     seconds = [time.perf_counter() - begun]

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from concm.cli.options import Machine
-from concm.engine import projector
+from concm.engine import concm as engine
+from concm.engine.descent import SGD, AdamW
 from concm.evaluation.protocol import run
-from concm.evaluation.results import summary
+from concm.evaluation.results import Summary
 from concm.features.bank import Bank
 from concm.features.sessions import draw
 from concm.methods import choose
@@ -33,20 +34,19 @@ from concm.methods import choose
 def plain_loop(
     parameters: Iterable[Tensor],
     loss: Callable[[], Tensor],
-    generator: torch.Generator,
+    rates: Iterable[float],
+    optimiser: SGD | AdamW,
     *,
-    steps: int,
-    lr: float,
-    weight_decay: float,
+    random: torch.Generator | None = None,
 ) -> None:
-    optimizer = torch.optim.AdamW(list(parameters), lr=lr, weight_decay=weight_decay)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps + 1, pct_start=0.1)
-    for _ in range(steps):
+    """Descend as most repositories do, with torch's own classes."""
+    optimizer = torch.optim.AdamW(list(parameters), weight_decay=optimiser.weight_decay)
+    for rate in rates:
+        optimizer.param_groups[0]["lr"] = rate
         value = loss()
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
-        schedule.step()
         value.item()
 
 
@@ -55,13 +55,13 @@ def measure(label: str, device: str, draws: int) -> dict[str, Any]:
     seconds, ahm, fa = [], [], []
     for at in range(-1, draws):  # the first one warms the device up
         begun = time.perf_counter()
-        found = summary(list(run(choose(label).build(seed=max(at, 0), device=device), bank, draw(bank, max(at, 0)))))
+        found = Summary.of(list(run(choose(label).build(seed=max(at, 0), device=device), bank, draw(bank, max(at, 0)))))
         if device == "cuda":
             torch.cuda.synchronize()
         if at >= 0:
             seconds.append(time.perf_counter() - begun)
-            ahm.append(found["ahm"])
-            fa.append(found["fa"])
+            ahm.append(found.ahm)
+            fa.append(found.fa)
     row = {"run": label, "seconds": float(np.median(seconds)), "ahm": float(np.mean(ahm)), "fa": float(np.mean(fa))}
     print(f"{label:28} {row['seconds']:8.2f} s per draw   AHM {row['ahm']:.2f}   FA {row['fa']:.2f}", flush=True)
     return row
@@ -78,7 +78,7 @@ def main() -> None:
     labels = ["ncm", "concm", *(["concm:full"] if options.full else [])]
     table = [measure(label, device, options.draws) for label in labels]
     if device == "cuda":
-        projector.train = plain_loop
+        engine.descend = plain_loop
         table += [{**measure(label, device, options.draws), "run": f"{label}, plain loop"} for label in labels[1:]]
     name = (
         torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads"

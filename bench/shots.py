@@ -17,6 +17,7 @@ from concm.engine.concm import Engine
 from concm.errors import Misuse
 from concm.features.bank import Bank
 from concm.features.sessions import draw, sessions
+from concm.methods import teach
 from concm.metrics import harmonic, trade_off
 
 SHOTS = (1, 2, 3, 5, 10, 15)
@@ -26,7 +27,7 @@ GRID = np.round(np.linspace(-0.1, 0.3, 81), 3)
 def measure(bank: Bank, seed: int) -> dict[str, float]:
     engine = Engine(seed=seed)
     for session in sessions(bank, draw(bank, seed)):
-        engine.fit_base(session) if session.index == 0 else engine.learn(session)
+        teach(engine, session)
     own = float(engine.head.bias[-1])
     old, new = trade_off(engine.scores(bank.test.features), bank.test.labels, bank.scenario.base, GRID - own)
     hm = np.array([harmonic(*pair) for pair in zip(old, new, strict=True)])

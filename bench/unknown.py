@@ -21,9 +21,9 @@ from concm.classifier.confidence import Confidence, likeness
 from concm.classifier.evaluation import Evaluation, evaluate
 from concm.classifier.rehearsal import Plan, rehearse
 from concm.engine.concm import Engine
-from concm.features import bank as banks
 from concm.features.bank import Bank
-from concm.features.sessions import draw, sessions
+from concm.features.sessions import BaseSession, draw, sessions
+from concm.methods import teach
 
 
 def play(bank: Bank, plan: Plan, seed: int, rate: float) -> list[tuple[Evaluation, dict[str, float]]]:
@@ -31,7 +31,7 @@ def play(bank: Bank, plan: Plan, seed: int, rate: float) -> list[tuple[Evaluatio
     engine = Engine(plan.settings, seed=seed)
     names, found = list(bank.scenario.names), []
     for session in sessions(bank, draw(bank, seed)):
-        engine.fit_base(session) if session.index == 0 else engine.learn(session)
+        teach(engine, session)
         confidence = Confidence.of(engine, plan.usual)
         truth = [names[label] for label in bank.test.labels.tolist()]
         scores = engine.scores(bank.test.features)
@@ -59,7 +59,7 @@ def from_samples(bank: Bank, plan: Plan, rate: float) -> list[dict[str, float]]:
     """The results of thresholds from each class's sampled features instead, before the last session."""
     engine, found = Engine(plan.settings), list[dict[str, float]]()
     for session in list(sessions(bank, draw(bank, 0)))[:-1]:
-        engine.fit_base(session) if session.index == 0 else engine.learn(session)
+        teach(engine, session)
     known = bank.test.labels < len(engine.names)
     best = engine.scores(bank.test.features).max(1)
     plain = replace(engine.head, metric=None)  # samples are drawn as the metric sees features
@@ -87,11 +87,12 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.05)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    bank = banks.Bank.load(options.bank) if options.bank else banks.Bank.bundled()
+    bank = Bank.load(options.bank) if options.bank else Bank.bundled()
     first = next(sessions(bank, draw(bank, 0)))
-    unseen = bank.card["training"].get("recipe") is None
+    assert isinstance(first, BaseSession)
+    unseen = not bank.card.recipe
     plan = rehearse(first, None, unseen=unseen)
-    print(f"{bank.scenario.name}, {bank.encoder['name']}, calibrate {plan.settings.calibrate}, unseen {unseen}")
+    print(f"{bank.scenario.name}, {bank.encoder.name}, calibrate {plan.settings.calibrate}, unseen {unseen}")
     runs = [play(bank, plan, seed, options.rate) for seed in range(options.draws)]
     if bank.scenario.name.endswith("-validation"):
         for at in range(bank.scenario.sessions + 1):
@@ -114,7 +115,7 @@ def main() -> None:
     sampled = from_samples(bank, plan, options.rate)
     print("thresholds from sampled features:", json.dumps(sampled))
     if options.json:
-        about = {"scenario": bank.scenario.name, "backbone": bank.encoder["name"], "rate": options.rate}
+        about = {"scenario": bank.scenario.name, "backbone": bank.encoder.name, "rate": options.rate}
         options.json.write_text(
             json.dumps({**about, "draws": options.draws, "mean": means, "sampled": sampled, "rows": rows}, indent=1)
         )

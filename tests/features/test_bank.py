@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 
 from concm.errors import ConcmError, Misuse
 from concm.features.bank import Bank, Part
-from concm.features.storage import KIND
 from concm.features.sessions import BaseSession, Session, draw, published, sessions
+from concm.features.storage import KIND
 from concm.files import load_tensors, save_tensors, write_whole
 from tests.support.data import make_bank
 

@@ -34,7 +34,7 @@ class CECSettings(Checked):
 
     way: int = setting(
         15,
-        "Base classes in an episode, with as many pseudo-new ones (authors' code); all base classes if there are fewer.",
+        "Base classes in an episode, with as many pseudo-new ones (authors' code); all if there are fewer.",
         least=1,
     )
     shot: int = setting(1, "Images behind each prototype of an episode (authors' code).", least=1)

@@ -15,6 +15,7 @@ import pytest
 
 import concm
 from concm.errors import ConcmError, Misuse
+from concm.methods import registry as registered
 
 SOURCE = Path(concm.__file__).parent
 SHARED = ("errors", "files", "metrics", "progress", "records")
@@ -130,6 +131,16 @@ def documented() -> list[str]:
     return [".".join(path.parts) for path in chosen]
 
 
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch):
+    """A copy of the registry of methods for this test alone."""
+    monkeypatch.setattr(registered, "_registered", dict(registered.entries()))
+    yield
+    monkeypatch.undo()
+    registered.entries.cache_clear()
+
+
+@pytest.mark.usefixtures("registry")
 @pytest.mark.parametrize("name", documented())
 def test_the_examples_in_docstrings_are_true(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

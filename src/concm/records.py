@@ -104,8 +104,8 @@ def _converted(kind: Any, value: Any, where: str) -> Any:
             return None
         return _converted(next(part for part in inner if part is not types.NoneType), value, where)
     if origin is Literal:
-        if value not in inner:
-            raise WrongRecord(f"{where} is {value!r}, not one of {', '.join(map(str, inner))}")
+        if (type(value), value) not in [(type(option), option) for option in inner]:
+            raise WrongRecord(f"{where} is {value!r:.50}, not one of {', '.join(map(str, inner))}")
         return value
     if origin in (tuple, list):
         return _sequence(origin, inner, value, where)
@@ -116,7 +116,10 @@ def _converted(kind: Any, value: Any, where: str) -> Any:
     accepted = (int, float) if kind is float else (kind,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         raise WrongRecord(f"{where} should be {kind.__name__}, not {value!r:.50}")
-    return kind(value)
+    try:
+        return kind(value)
+    except OverflowError as error:
+        raise WrongRecord(f"{where} is too large a number") from error
 
 
 def _sequence(origin: Any, inner: tuple[Any, ...], value: Any, where: str) -> Any:

@@ -98,13 +98,8 @@ def sections(page: Path) -> dict[str, str]:
 def test_the_reference_has_every_option_of_a_command_and_no_other(name):
     parts = sections(REFERENCE)
     text = parts[f"concm {name}"]
-    shared = [heading for heading in parts if f"(#{heading.lower().replace(' ', '-')})" in text]
-    rows = [
-        line.split("|")[1]
-        for part in (text, *map(parts.get, shared))
-        for line in (part or "").splitlines()
-        if "|" in line
-    ]
+    shared = [parts[heading] for heading in parts if f"(#{heading.lower().replace(' ', '-')})" in text]
+    rows = [line.split("|")[1] for line in "\n".join([text, *shared]).splitlines() if line.startswith("|")]
     listed = {word for row in rows for word in re.findall(r"`(--[\w-]+)`", row)}
     own = {option for option in OPTIONS[name] if not option.startswith(("--no-", "--empty-"))}
     assert listed == own

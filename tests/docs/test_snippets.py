@@ -25,7 +25,7 @@ from concm.data.scenarios import load_scenario
 from concm.features.bank import Bank
 from concm.methods import registry
 from tests.docs.pages import PAGES, ROOT, commands, fences
-from tests.support.photographs import BACKBONE, picture, write_class, write_world
+from tests.support.photographs import BACKBONE, write_class, write_world
 from tests.support.tiny import call
 
 WITH_PYTHON = [page for page in PAGES if fences(page, "python")]
@@ -56,7 +56,7 @@ def world(
     small = replace(small, test=small.test.where(torch.arange(0, len(small.test.labels), 10)))
     monkeypatch.setattr(Bank, "bundled", classmethod(lambda cls, name="cifar100": small))
     random = np.random.default_rng(0)
-    names = load_scenario("cifar100").names
+    names = load_scenario("cifar100").names[:70]
     y, yt = np.repeat(np.arange(len(names)), 10), np.repeat(np.arange(len(names)), 2)
     centres = random.normal(size=(len(names), 16))
     given = {"X": centres[y] + random.normal(size=(len(y), 16)), "Xt": centres[yt] + random.normal(size=(len(yt), 16))}
@@ -106,7 +106,3 @@ def test_the_page_of_files_has_every_kind_of_file():
     assert set(re.findall(r"`(concm-\w+-\d+)`", text)) == kinds
     [schema] = re.findall(r"^SCHEMA = (\d+)$", sources, flags=re.M)
     assert f"| schema {schema} |" in text
-
-
-def test_made_up_photos_are_such_that_a_page_can_be_believed():
-    assert not np.array_equal(picture("okapi", 0), picture("okapi", 1))

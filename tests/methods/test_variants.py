@@ -240,7 +240,10 @@ def test_a_users_own_method_is_chosen_by_its_name():
 
 @pytest.mark.usefixtures("registry")
 def test_a_users_own_settings_are_varied_like_any_others():
-    methods.method("mine", title="my own", paper="none yet", settings=Outer)(Mine)
+    class Varied(Mine):
+        settings = Outer()
+
+    methods.method("mine", title="my own", paper="none yet")(Varied)
     built = choose("mine:large,inner.steps=8,kind=flat").build(seed=4, device="cpu")
     settings = replace(Outer.large(), inner=Inner(steps=8), kind="flat")
     assert built.given == {"settings": settings, "seed": 4, "device": "cpu"}

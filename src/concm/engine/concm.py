@@ -30,6 +30,7 @@ from concm.semantics.semantics import Semantics
 class Engine(Stateful):
     """ConCM with the three verbs of a method; see `Settings` for what can be varied."""
 
+    settings = Settings()
     values = ("names", "pool", "smr", "remarks", "senses")
     structure: Tensor
     free: Tensor
@@ -43,7 +44,8 @@ class Engine(Stateful):
         device: str = "cpu",
     ) -> None:
         super().__init__(seed=seed, device=device)
-        self.settings = settings or Settings()
+        if settings is not None:
+            self.settings = settings
         self._semantics = semantics
         self._senses: dict[str, str] = {}
         self.metric: Metric | None = None

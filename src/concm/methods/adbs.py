@@ -60,15 +60,12 @@ class ADBSSettings(Checked):
         return cls(steps=1)
 
 
-@method("adbs", title="ADBS: adaptive decision boundaries", paper="AAAI 2025", settings=ADBSSettings)
+@method("adbs", title="ADBS: adaptive decision boundaries", paper="AAAI 2025")
 class ADBS(Learner):
     """A cosine classifier with a margin for each class; old rows and margins never change."""
 
+    settings = ADBSSettings()
     kept = ("weights", "margins")
-
-    def __init__(self, settings: ADBSSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or ADBSSettings()
 
     def fit_base(self, base: BaseSession) -> None:
         """Train base rows and margins together."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -59,8 +59,13 @@ class Learner(Stateful):
     copies: ClassVar[tuple[str, ...]] = ()
     "Names of the networks that are copies of others, which `parameter_count` leaves out."
 
-    def __init__(self, *, seed: int = 0, device: str = "cpu") -> None:
+    settings: Any = None
+    "The default settings, where the method has any; those that are given to the constructor replace them."
+
+    def __init__(self, settings: Any = None, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(seed=seed, device=device)
+        if settings is not None:
+            self.settings = settings
         self.dimension = 0
         self.base = 0
 

@@ -87,18 +87,17 @@ class Material(NamedTuple):
     title="BiDist: two teachers mixed for each class, two branches and a gate",
     paper="CVPR 2023",
     group="updates the backbone",
-    settings=BiDistSettings,
     needs=(PICTURES, f"{EXEMPLARS}: 1 picture per class"),
 )
 class BiDist(PictureLearner):
     """The base model and the tuned last block, each with its own rows, the gate, and one picture of each class."""
 
+    settings = BiDistSettings()
     values = (*PictureLearner.values, "scale", "seen")
     kept = ("exemplars",)
 
     def __init__(self, settings: BiDistSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or BiDistSettings()
+        super().__init__(settings, seed=seed, device=device)
         self.scale, self.seen = self.settings.scale, 0
 
     def build(self) -> None:

@@ -90,13 +90,11 @@ class Hyperdimensional(Learner):
         raise NotImplementedError
 
 
-@method("c_fscil", title="C-FSCIL: constrained, hyperdimensional", paper="CVPR 2022", settings=CFSCILSettings)
+@method("c_fscil", title="C-FSCIL: constrained, hyperdimensional", paper="CVPR 2022")
 class CFSCIL(Hyperdimensional):
     """Quasi-orthogonal prototypes by a sharp attention, realigned as the mode says."""
 
-    def __init__(self, settings: CFSCILSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or CFSCILSettings()
+    settings = CFSCILSettings()
 
     def fit_base(self, base: BaseSession) -> None:
         """Learn the layer and align it with the base prototypes."""

@@ -182,13 +182,11 @@ class Evolving(Learner):
         return F.cross_entropy(scale * self.attention(prototypes, queries, mask), labels)
 
 
-@method("cec", title="CEC: continually evolved classifiers", paper="CVPR 2021", settings=CECSettings)
+@method("cec", title="CEC: continually evolved classifiers", paper="CVPR 2021")
 class CEC(Evolving):
     """Episodes of some base classes and blurred copies of them."""
 
-    def __init__(self, settings: CECSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or CECSettings()
+    settings = CECSettings()
 
     def task(self, base: Session) -> tuple[Tensor, Tensor, Tensor]:
         """An episode: prototypes of few shots (2 way, d), and queries with labels of the same classes."""

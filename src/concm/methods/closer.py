@@ -115,12 +115,9 @@ def closeness(units: Tensor, labels: Tensor, others: Tensor, other_labels: Tenso
     title="CLOSER: a base session that spreads features and draws classes together",
     paper="ECCV 2024",
     group="own base session",
-    settings=CLOSERSettings,
     objective=SpreadAndCloseness,
 )
 class CLOSER(NCM):
     """Nearest class mean on the features of CLOSER's base session."""
 
-    def __init__(self, settings: CLOSERSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or CLOSERSettings()
+    settings = CLOSERSettings()

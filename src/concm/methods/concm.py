@@ -6,12 +6,10 @@ in the samples' noise, the scale of the cosines and the optimiser; `concm:publis
 """
 
 from concm.engine.concm import Engine
-from concm.engine.settings import Settings
 from concm.methods.registry import method
 
 method(
     "concm",
     title="ConCM: consistency-driven calibration and matching",
     paper="ICLR 2026",
-    settings=Settings,
 )(Engine)

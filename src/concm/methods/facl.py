@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from concm.methods.registry import method
-from concm.methods.savc import SAVC, Fantasies, SAVCSettings
+from concm.methods.savc import SAVC, Fantasies
 from concm.training.distributed import gather
 from concm.training.recipe import Schedule
 
@@ -47,7 +47,6 @@ def partners(chance: Tensor) -> Tensor:
     title="FACL: SAVC with turned features mixed in training",
     paper="WACV 2025",
     group="own base session",
-    settings=SAVCSettings,
     objective=Proxies,
 )
 class FACL(SAVC):

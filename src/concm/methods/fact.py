@@ -205,15 +205,12 @@ def interpolated(table: Tensor, uniform: Tensor) -> Tensor:
     title="FACT: a base session that keeps room for classes to come",
     paper="CVPR 2022",
     group="own base session",
-    settings=FACTSettings,
     objective=ForwardCompatible,
 )
 class FACT(NCM):
     """Class means, seen directly and through the virtual prototypes."""
 
-    def __init__(self, settings: FACTSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or FACTSettings()
+    settings = FACTSettings()
 
     def fit_base(self, base: BaseSession) -> None:
         """Take the means over all base images, and the base session's virtual prototypes."""

@@ -65,16 +65,12 @@ class ICaRLSettings(Checked):
     title="iCaRL: herded exemplars, distillation, nearest mean",
     paper="CVPR 2017",
     group="updates the backbone",
-    settings=ICaRLSettings,
 )
 class ICaRL(PictureLearner):
     """The network, one output (row) for each class, exemplars in the order they were chosen in, and their means."""
 
+    settings = ICaRLSettings()
     kept = ("exemplars",)
-
-    def __init__(self, settings: ICaRLSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or ICaRLSettings()
 
     def fit_base(self, base: BaseSession) -> None:
         """Train the base classes' outputs on features, and choose their exemplars."""

@@ -56,16 +56,16 @@ class ImprintSettings(Checked):
     base: BaseTraining = setting(BaseTraining(), "Training of the base classifier.")
 
 
-@method("imprint", title="weight imprinting", paper="CVPR 2018", settings=ImprintSettings)
+@method("imprint", title="weight imprinting", paper="CVPR 2018")
 class Imprint(Learner):
     """A cosine classifier with learned rows for the base classes and imprinted rows for the others."""
 
+    settings = ImprintSettings()
     values = (*Learner.values, "scale")
     kept = ("weights",)
 
     def __init__(self, settings: ImprintSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or ImprintSettings()
+        super().__init__(settings, seed=seed, device=device)
         self.scale = self.settings.scale
 
     def fit_base(self, base: BaseSession) -> None:

@@ -32,17 +32,13 @@ class JointSettings(Checked):
     title="joint training on all images seen",
     paper="reference",
     group="reference",
-    settings=JointSettings,
     needs=(POOL, "exemplars: all images"),
 )
 class Joint(Learner):
     """A cosine classifier trained on all images of all classes seen."""
 
+    settings = JointSettings()
     kept = ("images", "labels")
-
-    def __init__(self, settings: JointSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or JointSettings()
 
     def fit_base(self, base: BaseSession) -> None:
         """Keep the base images and train on them."""

@@ -78,17 +78,16 @@ class LCwoFSettings(Checked):
     title="LCwoF: novel learning near the base weights, then joint calibration",
     paper="ICCV 2021",
     group="updates the backbone",
-    settings=LCwoFSettings,
 )
 class LCwoF(PictureLearner):
     """The network, the base model it is held near, a unit row for each class, and exemplars."""
 
+    settings = LCwoFSettings()
     values = (*PictureLearner.values, "scale")
     kept = ("exemplars",)
 
     def __init__(self, settings: LCwoFSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or LCwoFSettings()
+        super().__init__(settings, seed=seed, device=device)
         self.scale = self.settings.scale
 
     def build(self) -> None:

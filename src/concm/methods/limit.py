@@ -62,13 +62,11 @@ class LIMITSettings(Checked):
         return cls(lr=0.0019, period=0.5, decay=0.5)
 
 
-@method("limit", title="LIMIT: sampled multi-phase tasks", paper="TPAMI 2022", settings=LIMITSettings)
+@method("limit", title="LIMIT: sampled multi-phase tasks", paper="TPAMI 2022")
 class LIMIT(Evolving):
     """Tasks of all base classes, some of them known by one shot only."""
 
-    def __init__(self, settings: LIMITSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or LIMITSettings()
+    settings = LIMITSettings()
 
     def task(self, base: Session) -> tuple[Tensor, Tensor, Tensor]:
         """Classifiers (base, d), some of them prototypes of few shots, and queries of all classes with labels."""

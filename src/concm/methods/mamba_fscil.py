@@ -312,22 +312,21 @@ def parts(features: Tensor) -> tuple[Tensor, ...]:
     title="Mamba-FSCIL: a second selective scan beside a frozen one, onto a simplex of all classes to come",
     paper="arXiv 2024",
     group="own base session",
-    settings=MambaFSCILSettings,
     needs=(TOTAL,),
     objective=OntoSimplex,
 )
 class MambaFSCIL(Learner):
     """The base session's neck and simplex, a second branch, and one mean map for each class."""
 
+    settings = MambaFSCILSettings()
+    room = 0
+    scale = 1.0
     values = (*Learner.values, "shape", "room", "scale")
     kept = ("means",)
 
     def __init__(self, settings: MambaFSCILSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or MambaFSCILSettings()
+        super().__init__(settings, seed=seed, device=device)
         self.shape: list[int] = []
-        self.room = 0
-        self.scale = 1.0
 
     def build(self) -> None:
         """Make both branches, the second one silent."""

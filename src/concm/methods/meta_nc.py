@@ -41,18 +41,14 @@ class MetaNCSettings(Checked):
     "meta_nc",
     title="MetaNC: meta-learned neural collapse",
     paper="IP&M 2024",
-    settings=MetaNCSettings,
     needs=(TOTAL,),
 )
 class MetaNC(Hyperdimensional):
     """C-FSCIL's layer, learned towards a simplex of all classes to come."""
 
+    settings = MetaNCSettings()
+    total = 0
     values = (*Hyperdimensional.values, "total")
-
-    def __init__(self, settings: MetaNCSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or MetaNCSettings()
-        self.total = 0
 
     def fit_base(self, base: BaseSession) -> None:
         """Learn the layer for as many classes as there will be."""

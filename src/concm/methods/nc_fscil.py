@@ -99,19 +99,15 @@ class Neck(nn.Module):
     "nc_fscil",
     title="NC-FSCIL: a neck regressed onto a simplex of all classes to come",
     paper="ICLR 2023",
-    settings=NCFSCILSettings,
     needs=(TOTAL,),
 )
 class NCFSCIL(Learner):
     """A fixed simplex, a neck, and one mean feature for each class."""
 
+    settings = NCFSCILSettings()
+    total = 0
     values = (*Learner.values, "total")
     kept = ("means",)
-
-    def __init__(self, settings: NCFSCILSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or NCFSCILSettings()
-        self.total = 0
 
     def build(self) -> None:
         """Make the neck, as wide as the simplex needs."""

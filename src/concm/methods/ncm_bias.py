@@ -25,10 +25,7 @@ class NCMBias(NCM):
     """The same prototypes as NCM, and one number that is added to novel scores."""
 
     values = (*NCM.values, "bias")
-
-    def __init__(self, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.bias = 0.0
+    bias = 0.0
 
     def fit_base(self, base: BaseSession) -> None:
         """Choose the bias that maximises the harmonic mean in episodes where a third of the base classes are novel."""

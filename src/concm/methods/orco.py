@@ -98,19 +98,16 @@ class OrCoProjector(nn.Module):
     "orco",
     title="OrCo: orthogonal targets, contrast with perturbed ones",
     paper="CVPR 2024",
-    settings=OrCoSettings,
 )
 class OrCo(Learner):
     """A projector to pseudo-targets; those of the classes seen come first, in the order of the classes."""
 
+    settings = OrCoSettings()
+    count = 0
+    seen = 0
     values = (*Learner.values, "count", "seen")
     kept = ("images",)
     copies = ("aligned",)
-
-    def __init__(self, settings: OrCoSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or OrCoSettings()
-        self.count, self.seen = 0, 0
 
     def build(self) -> None:
         """Make the projector, and the base session's one, from which each session begins."""

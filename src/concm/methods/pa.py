@@ -115,21 +115,20 @@ class ResidualPrototypes(Objective):
     title="PA: prototypes of species, residual prototypes of families",
     paper="ICLR 2025",
     group="own base session",
-    settings=PASettings,
     needs=(NAMES,),
     objective=ResidualPrototypes,
 )
 class PrototypeAntithesis(Learner):
     """Unit rows of species and families; old ones never change."""
 
+    settings = PASettings()
+    learned_families = 0
     values = (*Learner.values, "families", "learned_families")
     kept = ("prototypes", "residuals")
 
     def __init__(self, settings: PASettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or PASettings()
+        super().__init__(settings, seed=seed, device=device)
         self.families: list[str] = []
-        self.learned_families = 0
 
     def fit_base(self, base: BaseSession) -> None:
         """Take the means over all base images, and the residual prototypes that the base session learned."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,8 @@ class PictureLearner(Learner):
     values = (*Learner.values, "backbone", "transform")
     network: nn.Module
 
-    def __init__(self, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
+    def __init__(self, settings: Any = None, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(settings, seed=seed, device=device)
         self.backbone = ""
         self.transform: dict[str, object] = {}
 

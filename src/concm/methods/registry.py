@@ -101,11 +101,13 @@ def method(
     title: str,
     paper: str,
     group: Group = "shared backbone",
-    settings: type[Any] | None = None,
     needs: tuple[str, ...] = (),
     objective: type[Objective] | None = None,
 ) -> Callable[[Class], Class]:
     """Register a class as a method of the bench, by a decorator.
+
+    The class takes `seed` and `device`. Where it has hyper-parameters, its attribute `settings` holds the default ones,
+    a frozen dataclass, and it takes `settings` too.
 
     Parameters
     ----------
@@ -117,8 +119,6 @@ def method(
         Where it was published, for example "CVPR 2024".
     group
         The group of methods with which it is compared.
-    settings
-        A frozen dataclass of its hyper-parameters; the class then takes `settings` beside `seed` and `device`.
     needs
         What it uses beyond features and labels, unless its settings have a property `needs` that says so.
     objective
@@ -134,8 +134,10 @@ def method(
     """
 
     def register(make: Class) -> Class:
-        by_default = () if settings is None else getattr(settings(), "needs", ())
-        _registered[name] = Entry(name, title, paper, make, settings, needs or by_default, group, objective)
+        defaults = getattr(make, "settings", None)
+        kind = None if defaults is None else type(defaults)
+        wanted = needs or tuple(getattr(defaults, "needs", ()))
+        _registered[name] = Entry(name, title, paper, make, kind, wanted, group, objective)
         entries.cache_clear()
         return make
 

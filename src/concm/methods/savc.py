@@ -257,18 +257,14 @@ def mean_cosines(features: Tensor, prototypes: Tensor) -> Tensor:
     title="SAVC: turned pictures as fantasy classes, in a momentum contrast",
     paper="CVPR 2023",
     group="own base session",
-    settings=SAVCSettings,
     objective=Fantasies,
 )
 class SAVC(NCM):
     """Nearest class mean in each fantasy, on the features of SAVC's base session."""
 
+    settings = SAVCSettings()
+    chunks = 1
     values = (*NCM.values, "chunks")
-
-    def __init__(self, settings: SAVCSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or SAVCSettings()
-        self.chunks = 1
 
     def fit_base(self, base: BaseSession) -> None:
         """Take the means over all base images, one for each turn in which the backbone reads them."""

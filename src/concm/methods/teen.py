@@ -48,13 +48,11 @@ class TEENSettings(Checked):
         return cls(alpha=0.5)
 
 
-@method("teen", title="TEEN: training-free prototype calibration", paper="NeurIPS 2023", settings=TEENSettings)
+@method("teen", title="TEEN: training-free prototype calibration", paper="NeurIPS 2023")
 class TEEN(NCM):
     """Nearest class mean with new prototypes calibrated once, when they are learned."""
 
-    def __init__(self, settings: TEENSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(seed=seed, device=device)
-        self.settings = settings or TEENSettings()
+    settings = TEENSettings()
 
     def learn(self, session: Session) -> None:
         """Add the calibrated mean of each new class's shots."""

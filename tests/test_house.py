@@ -53,6 +53,7 @@ def uses(path: Path) -> set[str]:
     return found - {"__version__"}
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_a_room_uses_only_rooms_below_it(path):
     room, *inner = path.relative_to(SOURCE).parts
@@ -110,6 +111,7 @@ def members(name: str) -> set[str]:
     return {word for word in vars(getattr(concm, name)) if not word.startswith("_") and word not in fields}
 
 
+@pytest.mark.promise
 def test_the_public_names_are_these_and_none_disappears_unnoticed():
     assert set(concm.__all__) == PUBLIC.keys() == set(dir(concm))
     for name, words in PUBLIC.items():

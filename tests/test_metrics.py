@@ -30,6 +30,7 @@ def slow_mixed_up(answers: list[tuple[int, int]], base: int, *, positive: bool) 
     return 100 * wrong / asked if asked else 0.0
 
 
+@pytest.mark.promise
 @settings(max_examples=100, deadline=None, database=None, derandomize=True)
 @given(answers=pairs, base=st.integers(1, 7))
 def test_metrics_are_those_of_a_slow_loop(answers, base):

@@ -331,6 +331,7 @@ def trap(tmp_path, monkeypatch):
     return "trap_module:build", mark
 
 
+@pytest.mark.promise
 def test_a_backbone_file_cannot_make_code_run(trap, tmp_path):
     name, mark = trap
     network = resnet20()
@@ -344,6 +345,7 @@ def test_a_backbone_file_cannot_make_code_run(trap, tmp_path):
     assert mark.exists()
 
 
+@pytest.mark.promise
 def test_a_bank_cannot_make_code_run(trap):
     name, mark = trap
     bank = make_bank()

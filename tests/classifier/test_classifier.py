@@ -131,6 +131,7 @@ def everything(zoo: Classifier) -> SimpleNamespace:
 # fitting
 
 
+@pytest.mark.promise
 def test_photos_of_an_easy_world_are_recognised(zoo):
     for name in BASE:
         assert right(zoo, name) == 1
@@ -246,6 +247,7 @@ def test_a_store_may_be_made_in_an_empty_folder_and_where_there_is_none(tmp_path
 # what a prediction says
 
 
+@pytest.mark.promise
 def test_a_prediction_says_what_how_sure_what_else_and_by_which_version(zoo):
     zoo.learn({"okapi": pictures("okapi", 4)})
     cat, okapi = zoo.predict([picture("cat", NEW), picture("okapi", NEW)], top=3)
@@ -1401,6 +1403,7 @@ def test_a_store_is_one_for_its_readers_too(used):
         assert store.meta["encoder"]["transform"]["size"] == photographs.SIDE
 
 
+@pytest.mark.promise
 def test_a_store_cannot_make_code_run(fitted, tmp_path, monkeypatch):
     mark = tmp_path / "called"
     (tmp_path / "store_trap.py").write_text(f"open({str(mark)!r}, 'w').close()\n")

@@ -36,6 +36,7 @@ def read(picture, side: int = 8) -> Photo:
 # reading
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("given_as", [str, Path, Path.read_bytes, Image.open, np.asarray])
 def test_a_picture_has_the_same_pixels_however_it_is_given(tmp_path, given_as):
     pixels = write_picture(tmp_path / "a.png")

@@ -71,6 +71,7 @@ def agrees(store: Store) -> bool:
     )
 
 
+@pytest.mark.promise
 def test_what_was_committed_is_read_by_others(store: Store):
     assert store.version == 0
     assert learn(store, "dog", "cat") == 1
@@ -94,6 +95,7 @@ def test_what_was_committed_is_read_by_others(store: Store):
         assert other.state(1)[1]["photos"] == 4
 
 
+@pytest.mark.promise
 def test_undo_brings_back_what_went_and_numbers_are_not_used_again(store: Store):
     learn(store, "dog", "cat")
     learn(store, "okapi", forget="dog")
@@ -124,6 +126,7 @@ def test_a_class_can_be_replaced_in_one_change(store: Store):
     assert [(row.name, row.photos) for row in store.classes()] == [("dog", 2), ("cat", 2)]
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("leave", ["exception", "no commit"])
 def test_a_change_that_is_not_committed_never_was(store: Store, leave: str):
     learn(store, "dog")
@@ -515,6 +518,7 @@ def test_lasting_tensors_are_part_of_every_state_and_written_once(store: Store):
     ]
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("name", ["states", "states.jpg", "store.txt", "backbone.safetensors"])
 def test_a_folder_that_holds_anything_of_the_user_s_is_refused_and_left_as_it_is(tmp_path, name):
     root = tmp_path / "usa"

@@ -78,6 +78,7 @@ def test_the_help_names_every_command(capsys):
     assert all(command in out for command in COMMANDS)
 
 
+@pytest.mark.promise
 def test_help_imports_nothing_slow():
     program = (
         "import sys\nfrom concm.cli.app import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
@@ -361,6 +362,7 @@ def test_a_backbone_trained_for_validation_gives_a_bank_to_tune_on(data, backbon
     assert "trained with --validate" in said
 
 
+@pytest.mark.promise
 def test_the_arguments_that_a_library_s_sentence_names_are_shown_as_options():
     sentence = 'remove it, or say `broken="skip"`; `novel_limit` is too small, see `concm features` and `no_option`'
     shown = "remove it, or say --broken skip; --novel-limit is too small, see `concm features` and `no_option`"

@@ -136,6 +136,7 @@ def test_with_everything_switched_off_the_picture_is_unchanged():
     torch.testing.assert_close(found, plain(pictures()), rtol=0, atol=1e-6)
 
 
+@pytest.mark.promise
 @often
 @given(seed=seeds)
 def test_the_same_random_numbers_give_the_same_view_in_any_batch(seed):

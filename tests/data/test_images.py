@@ -76,6 +76,7 @@ def test_a_large_jpeg_comes_out_the_same_as_from_its_full_decoding():
     np.testing.assert_allclose(decode(data, 16).astype(int), np.asarray(expected).astype(int), atol=3)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("orientation", STORED)
 def test_every_exif_orientation_comes_out_upright(orientation):
     upright = noise(0)
@@ -180,6 +181,7 @@ def test_no_pictures_in_memory_are_no_pictures_of_any_size():
 # refusing
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("share", [0, 0.02, 0.5, 0.95])
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "GIF", "BMP", "WEBP"])
 def test_a_truncated_picture_is_refused_by_name(tmp_path, form, share):

@@ -77,6 +77,7 @@ def test_reads_an_array_in_fortran_order(tmp_path, protocol):
     np.testing.assert_array_equal(found["data"], PICTURES)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize("kind", ["os.system", "builtins.eval", "functools.partial"])
 def test_a_file_that_would_run_code_is_refused_and_nothing_runs(tmp_path, kind, protocol):

@@ -44,6 +44,7 @@ def test_five_scenarios_are_bundled():
     assert scenarios.names() == sorted(SIZES)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("name", SIZES)
 def test_a_bundled_scenario_has_the_published_sizes(name):
     base, sessions, way = SIZES[name]

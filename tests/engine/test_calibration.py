@@ -89,6 +89,7 @@ def test_an_attribute_looks_like_the_mean_of_all_images_whose_class_has_it():
     assert torch.allclose(found, torch.tensor([[0.75, 0.25], [0.0, 0.0]]))
 
 
+@pytest.mark.promise
 def test_a_class_without_attributes_passes_through():
     session, words = made_of_attributes()
     network = calibration.train(session, words, CalibrationSettings(steps=2))

@@ -112,6 +112,7 @@ def assert_simplex(structure: Tensor) -> None:
 # the three verbs
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     "settings", [quick(), replace(Settings.published(), base_steps=50, steps=25)], ids=["default", "published"]
 )
@@ -149,6 +150,7 @@ def test_what_it_is_given_stays_as_it_was():
 # seeds
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_the_same_seed_gives_the_same_scores_bit_for_bit_and_another_seed_does_not(structure):
     bank, settings = clusters(), quick(structure=structure, total=ALL)

@@ -39,6 +39,7 @@ def match(means: torch.Tensor, structure: torch.Tensor) -> float:
     return float((torch.nn.functional.normalize(means, dim=1) * structure).sum())
 
 
+@pytest.mark.promise
 @given(shapes, st.sampled_from(["random", "rank one", "nearly equal", "equal"]))
 def test_the_nearest_structure_is_a_simplex_whatever_the_means(shape, kind):
     assert_simplex(geometry.nearest_simplex(means_of(shape, kind)))
@@ -49,6 +50,7 @@ def test_a_random_structure_is_a_simplex(shape, seed):
     assert_simplex(geometry.random_simplex(shape[0], shape[1], torch.Generator().manual_seed(seed)))
 
 
+@pytest.mark.promise
 @given(shapes, st.integers(0, 10**6))
 def test_no_other_simplex_matches_better(shape, seed):
     means = means_of(shape)
@@ -108,6 +110,7 @@ def test_widening_changes_no_score(shape, more):
     assert torch.equal(wide, means @ structure.T) or torch.allclose(wide, means @ structure.T, atol=1e-12)
 
 
+@pytest.mark.promise
 @given(st.integers(1, 6), st.integers(0, 3), st.integers(0, 10**6))
 def test_the_assignment_is_the_cheapest_of_all(rows, more, seed):
     cost = np.random.default_rng(seed).normal(size=(rows, rows + more))

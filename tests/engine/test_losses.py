@@ -42,6 +42,7 @@ LABELS = {
 }
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("temperature", [0.07, 0.5, 2.0])
 @pytest.mark.parametrize("dimension", [2, 9])
 @pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
@@ -164,6 +165,7 @@ def test_a_cosine_head_ignores_lengths():
     assert head(features).abs().max() <= 16
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("scale", [1.0, 16.0])
 @pytest.mark.parametrize("weights", [None, [2.0, 0.05, 1.0]])
 def test_matching_is_the_share_of_the_own_structure_vector(scale, weights):

@@ -84,6 +84,7 @@ def test_without_shrinkage_images_of_a_class_vary_alike_in_all_directions(dtype)
     assert not torch.allclose(before, before.diagonal().mean() * torch.eye(DIMENSION, dtype=torch.float64), rtol=0.5)
 
 
+@pytest.mark.promise
 @given(seed=seeds, shrinkage=shrinkages)
 def test_it_is_the_inverse_root_of_the_shrunk_covariance(seed, shrinkage):
     base = base_session(seed=seed)

@@ -1,5 +1,6 @@
 """The projector stays on the sphere and widens without a trace."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ def test_it_gives_unit_vectors_whatever_the_length_of_the_features():
     assert torch.allclose(network(7 * features), network(features), atol=1e-6)
 
 
+@pytest.mark.promise
 @given(st.integers(1, 40))
 @settings(max_examples=10, deadline=None)
 def test_widening_changes_no_score(more):

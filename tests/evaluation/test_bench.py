@@ -175,6 +175,7 @@ def memory(*methods, draws: int = 2) -> list[Result]:
     return run_in_memory(methods, make_bank(), draws=draws, seeds=1, seed=0, device="cpu", splits=None)
 
 
+@pytest.mark.promise
 def test_names_classes_and_objects_run_alike():
     by_name, by_class, by_object = (memory(given) for given in ("ncm", NCM, NCM()))
     for one, other in zip(by_name, by_class, strict=True):
@@ -195,6 +196,7 @@ def test_three_verbs_are_enough():
     assert one.summary.memory_bytes is None
 
 
+@pytest.mark.promise
 def test_what_is_not_declared_is_not_handed_out():
     memory(Curious, draws=1)
 

@@ -111,6 +111,7 @@ BREAKERS = {
 }
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("breaker", BREAKERS, ids=lambda breaker: breaker.__name__)
 def test_a_method_that_breaks_the_contract_is_caught(breaker):
     choice = Choice("mine", Entry("mine", "mine", "", breaker, None, ()), None)

@@ -85,6 +85,7 @@ def test_the_last_session_has_the_trade_off_and_without_bias_it_is_its_figures()
     assert all(row.trade_off is None for row in others)
 
 
+@pytest.mark.promise
 def test_a_method_is_never_shown_a_test_image_to_learn_from():
     bank, method = bank_that_tells(), Perfect()
     list(run(method, bank, draw(bank, 0)))

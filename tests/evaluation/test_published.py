@@ -118,6 +118,7 @@ def test_rows_of_a_table_have_the_same_columns(printed):
     assert len({tuple(sorted(figures(row))) for row in printed.rows}) == 1
 
 
+@pytest.mark.promise
 def test_the_mean_of_the_sessions_is_the_printed_ahm_except_in_two_rows():
     wrong = {
         (printed.label, row.method, row.other.get("shot")): bool(row.note)

@@ -83,6 +83,7 @@ def test_its_summary_is_derived_from_the_sessions_and_the_method(result):
     assert result.summary.parameters > 5 * 16 + 16 * 128
 
 
+@pytest.mark.promise
 def test_a_result_comes_back_as_it_was_written(result, tmp_path):
     result.save(tmp_path / "some" / "run.json")
     assert Result.load(tmp_path / "some" / "run.json") == result
@@ -116,6 +117,7 @@ def embellished(text: str) -> bytes:
     return json.dumps({**data, "summary": {**data["summary"], "ahm": data["summary"]["ahm"] + 1}}).encode()
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     "damage",
     [

@@ -15,6 +15,7 @@ from tests.support.runs import CURVE, RUN, figures, made
 OTHER = Curve([0.0, 0.1, 0.2], [84.0, 74.0, 60.0], [20.0, 40.0, 60.0])
 
 
+@pytest.mark.promise
 def test_two_results_are_averaged_and_their_spread_is_told():
     one = made("some", *RUN[:2], replace(RUN[2], trade_off=CURVE))
     worse = figures(2, 62.0, 65.0, 30.0, 20.0, seconds=6.0, trade_off=OTHER)

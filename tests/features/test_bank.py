@@ -77,6 +77,7 @@ def test_features_survive_a_file(tmp_path_factory, precision, values, scale):
         assert parts_of(found)[name].labels.tolist() == LABELS[name]
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_everything_else_survives_a_file(tmp_path, precision):
     bank = make_bank()
@@ -178,6 +179,7 @@ def test_a_missing_bank_is_named(tmp_path):
         Bank.load(tmp_path / "gone.safetensors")
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("share", [0, 0.001, 0.1, 0.9, 0.9999])
 def test_a_truncated_bank_is_refused_by_name(tmp_path, share):
     path = saved(tmp_path, make_bank())

@@ -94,6 +94,7 @@ def test_base_training_is_torch_s_own_sgd_with_a_cosine_schedule():
 # TEEN
 
 
+@pytest.mark.promise
 def test_calibration_is_the_published_formula():
     novel, base, alpha, tau = vectors(3, 7), vectors(4, 7, seed=1), 0.3, 16.0
     found = calibrate(novel, base, alpha, tau)

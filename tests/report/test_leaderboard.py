@@ -83,6 +83,7 @@ def test_rows_are_ordered_by_harmonic_mean(page):
     assert names == ["concm", "orco", "teen", "ncm"]
 
 
+@pytest.mark.promise
 def test_who_is_better_than_concm_is_said_as_plainly_as_who_is_not(page):
     said = under(page, "ConCM against every other that begins with this backbone")
     assert line(said, "- **AHM") == (

@@ -48,6 +48,7 @@ def test_every_photo_is_in_the_page_itself_and_described():
     ]
 
 
+@pytest.mark.promise
 def test_nothing_outside_the_page_is_asked_for():
     shown = (Shown(b"1", "pear"), Shown(b"2", "pear", "apple", 0.5, (("fig", 0.1),), False))
     page = render("Fruit", "A story.", [Chapter("One", "A text.", shown, (("a", "b"), ("c", "1")))])
@@ -110,6 +111,7 @@ def test_a_table_has_its_head_first():
     assert page.text["td"] == ["91.8 %", "88.2 %"]
 
 
+@pytest.mark.promise
 def test_hostile_words_are_shown_and_not_obeyed():
     shown = (Shown(b"", HOSTILE), Shown(b"", HOSTILE, HOSTILE + "!", 0.5, ((HOSTILE, 0.1),), False))
     page = Page(render(HOSTILE, HOSTILE, [Chapter(HOSTILE, HOSTILE, shown, ((HOSTILE,), (HOSTILE, HOSTILE)))]))

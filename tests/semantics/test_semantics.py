@@ -61,6 +61,7 @@ def test_senses_come_in_wordnets_order_and_labels_tell_them_apart():
     assert nouns().numbered("crane", 6) is None
 
 
+@pytest.mark.promise
 def test_a_finch_inherits_the_parts_of_birds():
     finch = nouns().senses("finch")[0]
     assert nouns().parts(finch) == []

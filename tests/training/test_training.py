@@ -85,6 +85,7 @@ def interrupted(data, tmp_path) -> Path:
 # what a run gives
 
 
+@pytest.mark.promise
 def test_the_same_seed_gives_the_same_weights(data, reference, tmp_path):
     assert call(*training(data, tmp_path / "again")) == 0
     assert same(weights(tmp_path / "again"), weights(reference))

@@ -134,7 +134,8 @@ class ConCM:
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
         """The most likely label of each row."""
-        best: NDArray[Any] = self.classes_[self.decision_function(X).argmax(1)]
+        scores = self.decision_function(X)
+        best: NDArray[Any] = self.classes_[scores.argmax(1)]
         return best
 
     def score(self, X: ArrayLike, y: ArrayLike) -> float:  # noqa: N803

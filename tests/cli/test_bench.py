@@ -336,7 +336,7 @@ def slow_disk(folder: Path) -> dict[str, str]:
     return {**environment(), "PYTHONPATH": path}
 
 
-def wait_until(happened, seconds: float = 60) -> None:
+def wait_until(happened, seconds: float = 300) -> None:
     until = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < until, "waited in vain"
@@ -369,8 +369,8 @@ def interrupted(asked: list[object], out: Path, folder: Path, number: signal.Sig
             os.killpg(process.pid, number)  # as a terminal does: to the whole group
         else:
             process.send_signal(number)
-        code = process.wait(30)
-        wait_until(lambda: gone(process.pid), 15)
+        code = process.wait(300)
+        wait_until(lambda: gone(process.pid))
     finally:
         if not gone(process.pid):
             os.killpg(process.pid, signal.SIGKILL)

@@ -420,3 +420,11 @@ def test_float_pictures_from_nought_to_one_are_not_black(tmp_path):
     path = tmp_path / "float.tiff"
     Image.fromarray(np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)).save(path)
     assert decode(path, 8).max() == 255
+
+
+@pytest.mark.parametrize("form", ["EPS", "PDF", "ICO", "TGA", "PCX"])
+def test_a_format_that_is_not_listed_is_no_picture_whatever_the_file_is_called(tmp_path, form):
+    file = tmp_path / "holiday.jpg"
+    Image.fromarray(noise(0, 16, 16)).save(file, form)
+    with pytest.raises(BrokenPicture, match="not an image format"):
+        decode(file, 8)

@@ -15,7 +15,7 @@ from concm import methods
 from concm.engine.concm import Engine
 from concm.engine.settings import Settings
 from concm.errors import Misuse
-from concm.methods import Choice, choose, entries
+from concm.methods import Choice, choice_of, choose, entries
 from concm.methods import registry as registry_module
 from concm.methods.ncm import NCM
 from concm.methods.variants import vary
@@ -99,14 +99,14 @@ def test_inner_settings_are_reached_by_a_dot_and_leave_their_neighbours_alone():
 
 
 def test_inner_settings_of_a_preset_are_kept_but_for_what_is_changed():
-    assert vary(Outer, ["small", "inner.rate=none"]) == Outer(count=0, inner=Inner(steps=1, rate=None))
+    assert vary(Outer(), ["small", "inner.rate=none"]) == Outer(count=0, inner=Inner(steps=1, rate=None))
 
 
 def test_an_optional_setting_takes_none_and_a_value():
     assert choose("concm:whitening=none").settings.whitening is None
     assert choose("concm:whitening=2.5").settings.whitening == 2.5
-    assert vary(Outer, ["large", "limit=none"]).limit is None
-    found = vary(Outer, ["limit=7"]).limit
+    assert vary(Outer(), ["large", "limit=none"]).limit is None
+    found = vary(Outer(), ["limit=7"]).limit
     assert found == 7
     assert isinstance(found, int)
 
@@ -129,15 +129,15 @@ def test_the_last_of_two_values_counts():
 def test_settings_written_out_in_any_order_are_read_back_as_they_were(settings, random):
     words = written(settings)
     random.shuffle(words)
-    assert vary(Outer, words) == settings
-    assert vary(Outer, ["large", *words]) == settings
+    assert vary(Outer(), words) == settings
+    assert vary(Outer(), ["large", *words]) == settings
 
 
 def test_every_setting_of_every_registered_method_can_be_written():
     for entry in entries().values():
         if entry.settings is None:
             continue
-        made = [entry.settings(), *(getattr(entry.settings, name)() for name in getattr(entry.settings, "PRESETS", ()))]
+        made = [entry.settings, *(getattr(entry.settings, name)() for name in getattr(entry.settings, "PRESETS", ()))]
         for settings in made:
             assert vary(entry.settings, written(settings)) == settings
 
@@ -329,3 +329,27 @@ def test_a_number_that_is_none_is_refused(value):
 def test_a_number_out_of_range_is_refused_before_anything_is_run(change):
     with pytest.raises(Misuse):
         choose(f"concm:{change}")
+
+
+def test_a_class_s_own_defaults_are_what_runs():
+    class Bold(NCM):
+        settings = Outer(count=9)
+
+    assert choice_of(Bold).settings == Outer(count=9)
+    assert choice_of(Bold).build(seed=1, device="cpu").settings == Outer(count=9)
+
+
+def test_an_object_s_row_is_called_by_its_label():
+    first = NCM()
+    first.label = "first"
+    assert choice_of(first).label == "first"
+    assert choice_of(NCM()).label == "ncm"
+
+
+def test_a_changed_file_is_another_method(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(OWN)
+    before = choose("mine.py:Own").source
+    Path("mine.py").write_text(f"{OWN}\n# changed")
+    assert before != choose("mine.py:Own").source
+    assert choose("ncm").source is None

@@ -20,6 +20,7 @@ from concm.data.transform import Transform
 
 BACKBONE = "tests.support.photographs:tiny_backbone"
 """How a classifier is told to use it; in another process, PYTHONPATH must contain the repository."""
+OTHER_WEIGHTS = "tests.support.photographs:other_weights"
 SIDE = 32
 PATCHES = 4
 
@@ -44,6 +45,11 @@ class TinyBackbone(nn.Module):
 
 def tiny_backbone() -> TinyBackbone:
     return TinyBackbone()
+
+
+def other_weights() -> TinyBackbone:
+    """The same network with other weights."""
+    return TinyBackbone(seed=1)
 
 
 def picture(name: str, number: int = 0, *, vary: float = 30.0) -> NDArray[np.uint8]:

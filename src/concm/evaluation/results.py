@@ -101,7 +101,7 @@ class Heading:
             shots=None if shots is None else {str(label): rows for label, rows in shots.items()},
             environment={
                 "concm": __version__,
-                "code": code(),
+                "code": code() if choice.source is None else f"{code()}-{choice.source}",
                 "python": platform.python_version(),
                 "torch": torch.__version__,
                 "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, wraps
+from hashlib import blake2b
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
@@ -40,7 +41,7 @@ EXEMPLARS = "exemplars"
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered method; `needs` is all that it uses beyond features and labels.
+    """A registered method; `settings` are its defaults, and `needs` is all that it uses beyond features and labels.
 
     `objective` is what it minimises in a base session of its own, if it has one; it is made from a stage and settings.
     """
@@ -49,7 +50,7 @@ class Entry:
     title: str
     paper: str
     make: Callable[..., Method]
-    settings: type[Any] | None
+    settings: Any
     needs: tuple[str, ...]
     group: Group = "shared backbone"
     objective: type[Objective] | None = None
@@ -72,6 +73,15 @@ class Choice:
     def needs(self) -> tuple[str, ...]:
         """What it uses beyond features and labels, with these settings."""
         return tuple(getattr(self.settings, "needs", self.entry.needs))
+
+    @property
+    def source(self) -> str | None:
+        """A digest of the file that a method of one's own is in, so that a changed one is not taken for the old."""
+        module = inspect.getmodule(inspect.unwrap(self.entry.make))
+        file = getattr(module, "__file__", None)
+        if module is None or file is None or module.__name__.startswith("concm."):
+            return None
+        return blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
 
     def build(self, *, seed: int, device: str) -> Method:
         """A new method with these settings, which has learned nothing yet."""
@@ -135,9 +145,8 @@ def method(
 
     def register(make: Class) -> Class:
         defaults = getattr(make, "settings", None)
-        kind = None if defaults is None else type(defaults)
         wanted = needs or tuple(getattr(defaults, "needs", ()))
-        _registered[name] = Entry(name, title, paper, make, kind, wanted, group, objective)
+        _registered[name] = Entry(name, title, paper, make, defaults, wanted, group, objective)
         entries.cache_clear()
         return make
 
@@ -172,7 +181,8 @@ def choose(words: str) -> Choice:
         raise Misuse(f"no method called {name!r}; {did_you_mean(name, entries())}")
     if entry.settings is None and changes:
         raise Misuse(f"method {entry.name} has no settings, so {changes!r} cannot be set")
-    settings = None if entry.settings is None else vary(entry.settings, [word for word in changes.split(",") if word])
+    words_given = [word for word in changes.split(",") if word]
+    settings = None if entry.settings is None else vary(entry.settings, words_given)
     return Choice(words, entry, settings)
 
 
@@ -189,21 +199,24 @@ def choice_of(given: Any) -> Choice:
         raise Misuse(f"{given!r:.80} is no method: it needs the verbs fit_base, learn and scores")
     if isinstance(given, type):
         entry = _entry_of(given, given.__name__)
-        return Choice(entry.name, entry, None if entry.settings is None else entry.settings())
+        return Choice(entry.name, entry, entry.settings)
 
     def make(**_: Any) -> Any:
         return deepcopy(given)
 
-    known = next((entry for entry in entries().values() if entry.make is type(given)), None)
-    name, settings = type(given).__name__ if known is None else known.name, getattr(given, "settings", None)
-    needs = () if known is None else tuple(getattr(settings, "needs", known.needs))
-    return Choice(name, Entry(name, name, "", make, None, needs), None)
+    known, settings = _entry_of(type(given), type(given).__name__), getattr(given, "settings", None)
+    needs = tuple(getattr(settings, "needs", known.needs))
+    return Choice(getattr(given, "label", known.name), replace(known, make=make, settings=None, needs=needs), None)
 
 
 def _entry_of(make: Any, name: str) -> Entry:
     """The registered entry of a class, or a new one for a class that is not registered."""
     known = next((entry for entry in entries().values() if entry.make is make), None)
-    return known or Entry(name, name, "", _leniently(make), None, tuple(getattr(make, "needs", ())))
+    if known is not None:
+        return known
+    settings = getattr(make, "settings", None)
+    needs = tuple(getattr(settings, "needs", getattr(make, "needs", ())))
+    return Entry(name, name, "", _leniently(make), settings, needs)
 
 
 def _leniently(make: Any) -> Callable[..., Any]:
@@ -211,6 +224,7 @@ def _leniently(make: Any) -> Callable[..., Any]:
     taken = inspect.signature(make).parameters
     free = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in taken.values())
 
+    @wraps(make, updated=())
     def build(**given: Any) -> Any:
         return make(**{name: value for name, value in given.items() if free or name in taken})
 
@@ -232,14 +246,16 @@ def _imported(module: str, attribute: str) -> Entry | None:
 
 
 def _loaded(file: Path) -> Any:
-    spec = spec_from_file_location(file.stem, file)
+    """A file as a module, under a name that no other module can have."""
+    name = f"concm_method:{file.resolve()}"
+    spec = spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not file.is_file():
         raise ImportError(f"no Python file at {file}")
-    module = sys.modules.get(spec.name)
-    if module is None or getattr(module, "__file__", None) != spec.origin:
-        module = sys.modules[spec.name] = module_from_spec(spec)
+    if name not in sys.modules:
+        module = module_from_spec(spec)
         spec.loader.exec_module(module)
-    return module
+        sys.modules[name] = module
+    return sys.modules[name]
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from concm.errors import Misuse, did_you_mean
 
 
-def vary(settings: type[Any], changes: Iterable[str]) -> Any:
+def vary(settings: Any, changes: Iterable[str]) -> Any:
     """Default settings, or a preset's, with all changes made at once; a word without `=` is a preset."""
-    made, values = settings(), list[tuple[list[str], str, str]]()
+    made, values = settings, list[tuple[list[str], str, str]]()
     for change in changes:
         name, equals, value = (part.strip() for part in change.partition("="))
         if equals:

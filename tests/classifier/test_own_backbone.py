@@ -1,0 +1,130 @@
+"""The backbone of a store: which one it is, and that no other is taken for it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from concm.backbones.encoder import Encoder
+from concm.errors import ConcmError, Misuse
+from tests.support import photographs
+from tests.support.photographs import BACKBONE, OTHER_WEIGHTS, TinyBackbone, picture, pictures
+from tests.support.zoo import (
+    BASE,
+    NEW,
+    QUICK,
+    base_photos,
+    everything,
+    names,
+    new_photos,
+    opened,
+    probabilities,
+    right,
+)
+
+
+def other_transform() -> TinyBackbone:
+    network = TinyBackbone()
+    network.transform = replace(network.transform, mean=(0.4, 0.4, 0.4))
+    return network
+
+
+def larger() -> TinyBackbone:
+    """Of the same weights, for larger pictures, of which it sees the middle."""
+    network = TinyBackbone()
+    network.transform = replace(network.transform, resize=48)
+    return network
+
+
+def test_another_backbone_than_the_stores_is_refused(zoo):
+    before = everything(zoo)
+    with pytest.raises(Misuse, match=r"was made with tests.support.* of weights .*other_weights has weights"):
+        opened(zoo.path, backbone=OTHER_WEIGHTS)
+    assert everything(zoo) == before
+    assert opened(zoo.path, backbone=BACKBONE).predict(picture("cat", NEW))[0].label == "cat"
+
+
+def test_a_backbone_whose_weights_changed_is_refused(zoo, monkeypatch):
+    monkeypatch.setattr(photographs, "tiny_backbone", photographs.other_weights)
+    changed = opened(zoo.path)
+    assert names(changed) == list(BASE)  # needs no backbone
+    for action in (
+        lambda: changed.predict(picture("cat")),
+        lambda: changed.predict_proba(picture("cat")),
+        lambda: changed.learn({"okapi": pictures("okapi", 2)}),
+        lambda: changed.evaluate({"cat": new_photos("cat")}),
+        lambda: opened(zoo.path, backbone=BACKBONE),
+    ):
+        with pytest.raises(Misuse, match=r"was made with tests.support.photographs:tiny_backbone of weights"):
+            action()
+    assert changed.version == 1
+
+
+@pytest.mark.parametrize("change", [other_transform, larger])
+def test_a_backbone_that_sees_pictures_otherwise_is_refused(zoo, monkeypatch, change):
+    monkeypatch.setattr(photographs, "tiny_backbone", change)
+    with pytest.raises(Misuse, match=r"was made with tests.support.photographs:tiny_backbone"):
+        opened(zoo.path).predict(picture("cat"))
+
+
+def test_a_backbone_is_checked_also_if_another_process_made_the_store_meanwhile(fitted, tmp_path):
+    zoo = opened(tmp_path / "zoo", backbone=OTHER_WEIGHTS)
+    with pytest.raises(Misuse, match=r"no store at .* yet"):
+        zoo.predict_proba(picture("cat"))
+    shutil.copytree(fitted, tmp_path / "zoo")
+    with pytest.raises(Misuse, match=r"was made with tests.support.photographs:tiny_backbone of weights"):
+        zoo.predict_proba(picture("cat"))
+
+
+@pytest.mark.parametrize(
+    "reference", ["resnet99", "nowhere:factory", "tests.support.photographs:nothing", "resnet12", "runs/gone"]
+)
+def test_a_backbone_that_cannot_be_used_is_refused_in_a_sentence(tmp_path, reference):
+    zoo = opened(tmp_path / "zoo", backbone=reference)
+    with pytest.raises(ConcmError, match=reference.partition(":")[0]):
+        zoo.fit(base_photos(2), settings=QUICK)
+    assert not (tmp_path / "zoo").exists()
+
+
+def trained(path: Path, seed: int = 5) -> Path:
+    """A backbone file as `concm train` writes it."""
+    network = TinyBackbone(seed)
+    meta = {"dimension": network.dimension, "recipe": {"epochs": 1}}
+    Encoder(BACKBONE, network, network.transform, meta).save(path)
+    return path
+
+
+@pytest.mark.parametrize("given_as", ["file", "run folder"])
+def test_a_trained_backbone_goes_with_the_store(tmp_path, given_as):
+    run = tmp_path / "run"
+    file = trained(run / "backbone.safetensors")
+    zoo = opened(tmp_path / "zoo", backbone=f"{BACKBONE}@{file if given_as == 'file' else run}")
+    zoo.fit(base_photos(), settings=QUICK)
+    assert (zoo.path / "backbone.safetensors").exists()
+    table = probabilities(zoo)
+    shutil.rmtree(run)
+    again = opened(zoo.path)
+    np.testing.assert_array_equal(probabilities(again), table)
+    again.learn({"okapi": pictures("okapi", 3)})
+    assert right(again, "okapi") > 0.9
+    assert again.store.meta["backbone"] == BACKBONE
+    assert opened(zoo.path, backbone=BACKBONE).version == 2
+    with pytest.raises(Misuse, match="was made with"):
+        opened(zoo.path, backbone=str(trained(tmp_path / "other.safetensors", seed=6)))
+    assert opened(zoo.path, backbone=str(trained(tmp_path / "same.safetensors"))).version == 2
+
+
+def test_a_ready_made_backbone_is_not_copied(zoo):
+    assert not (zoo.path / "backbone.safetensors").exists()
+    assert zoo.store.meta["backbone"] == BACKBONE
+
+
+def test_photos_that_a_trained_backbone_saw_are_judged_by_figures_from_elsewhere(tmp_path):
+    file = trained(tmp_path / "backbone.safetensors")
+    zoo = opened(tmp_path / "zoo", backbone=f"{BACKBONE}@{file}").fit(base_photos(1), settings=QUICK)
+    assert zoo.remarks == []
+    assert zoo.predict(picture("yak", NEW), unknown_rate=0.9)[0].unknown

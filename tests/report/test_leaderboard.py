@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -85,7 +86,7 @@ def test_rows_are_ordered_by_harmonic_mean(page):
 
 @pytest.mark.promise
 def test_who_is_better_than_concm_is_said_as_plainly_as_who_is_not(page):
-    said = under(page, "ConCM against every other that begins with this backbone")
+    said = under(page, leaderboard.AGAINST)
     assert line(said, "- **AHM") == (
         "- **AHM 61.00**; no method above it; not above it: `orco` −3.00, `teen` −10.00, `ncm` −12.00."
     )
@@ -94,16 +95,14 @@ def test_who_is_better_than_concm_is_said_as_plainly_as_who_is_not(page):
 
 def test_references_do_not_count_as_better():
     shared = table(row("concm", 61.0), row("joint", 70.0), row("ncm", 49.0))
-    said = under(
-        leaderboard.page(shared, [], "x.png").splitlines(), "ConCM against every other that begins with this backbone"
-    )
+    said = under(leaderboard.page(shared, [], "x.png").splitlines(), leaderboard.AGAINST)
     assert "`joint`" not in "".join(said)
 
 
 def test_far_from_the_paper_without_words_is_not_reproduced(page):
     papers = under(page, "Beside their papers")
     assert line(papers, "| `teen`") == "| `teen` | +13.3 | +10.5 | not reproduced |"
-    assert line(papers, "| `orco`") == "| `orco` | +0.9 | +2.0 | as published, within 3 points of AHM |"
+    assert line(papers, "| `orco`") == "| `orco` | +0.9 | +2.0 | within 3 points of AHM |"
 
 
 def test_words_take_its_place(monkeypatch):
@@ -113,7 +112,7 @@ def test_words_take_its_place(monkeypatch):
 
 
 def test_a_method_with_its_own_base_session_stands_beside_others_on_its_features(page):
-    cells = line(under(page, "With a base session of their own"), "| `closer`").split(" | ")
+    cells = line(under(page, "Methods with a base session of their own"), "| `closer`").split(" | ")
     assert cells[1] == "100 epochs (epochs 100 for 200)"
     assert cells[11:13] == ["47.00", "55.00"]
     assert cells[13].startswith("42.5 / 50.0")
@@ -122,12 +121,12 @@ def test_a_method_with_its_own_base_session_stands_beside_others_on_its_features
 def test_what_was_not_run_there_is_said(page):
     own = table(row("closer", 47.0), row("ncm", 47.0), recipe=CLOSER)
     found = leaderboard.page(SHARED, [own], "x.png").splitlines()
-    assert line(under(found, "With a base session of their own"), "| `closer`").split(" | ")[12] == "not run"
+    assert line(under(found, "Methods with a base session of their own"), "| `closer`").split(" | ")[12] == "not run"
 
 
 def test_methods_that_train_the_backbone_have_a_table_with_their_control():
     tuned = table(row("icarl", 30.0), row("ncm", 49.0))
-    found = under(leaderboard.page(SHARED, [tuned], "x.png").splitlines(), "That go on training the backbone")
+    found = under(leaderboard.page(SHARED, [tuned], "x.png").splitlines(), "Methods that go on training the backbone")
     assert [line.split("`")[1] for line in found if line.startswith("| `")] == ["ncm", "icarl"]
 
 
@@ -135,14 +134,14 @@ def test_one_that_trains_the_same_backbone_further_counts_among_the_others():
     tuned = table(row("lcwof", 63.0), row("ncm", 49.0))
     elsewhere = table(row("icarl", 64.0), row("ncm", 49.0), weights="other")
     found = leaderboard.page(SHARED, [tuned, elsewhere], "x.png").splitlines()
-    said = line(under(found, "ConCM against every other that begins with this backbone"), "- **AHM")
+    said = line(under(found, leaderboard.AGAINST), "- **AHM")
     assert said.startswith("- **AHM 61.00**; above it: `lcwof` +2.00; not above it: `orco`")
 
 
 def test_where_concm_is_not_ahead_on_a_method_s_own_features_is_said():
     own = table(row("closer", 56.0), row("concm", 55.0), row("ncm", 47.0), recipe=CLOSER)
     found = "".join(leaderboard.page(SHARED, [own], "x.png").splitlines())
-    assert "ConCM has the higher AHM in 0 of 1 cases; not against `closer`." in found
+    assert "engine has the higher AHM in 0 of 1 cases; not against `closer`." in found
 
 
 def test_no_cell_is_empty(page):
@@ -152,7 +151,9 @@ def test_no_cell_is_empty(page):
 
 def test_every_method_in_it_is_explained(page):
     names = {
-        line.split("`")[1] for line in under(page, "What each one is, needs and leaves out") if line.startswith("| `")
+        line.split("`")[1]
+        for line in under(page, "What each method is, needs and leaves out")
+        if line.startswith("| `")
     }
     assert names == {"concm", "orco", "teen", "ncm", "closer"}
 
@@ -166,7 +167,7 @@ def test_the_picture_has_all_of_them(tmp_path):
 
 def test_a_table_of_a_plain_backbone_is_a_control():
     plain = table(row("ncm", 30.0), row("concm", 40.0), recipe={**to_json(Recipe()), "epochs": 60, "turned": 0.0})
-    found = under(leaderboard.page(SHARED, [plain], "x.png").splitlines(), "With a base session of their own")
+    found = under(leaderboard.page(SHARED, [plain], "x.png").splitlines(), "Methods with a base session of their own")
     cells = line(found, "| `ncm`").split(" | ")
     assert cells[1] == "ours: epochs 60, turned 0.0"
     assert cells[11:13] == ["30.00", "40.00"]
@@ -197,3 +198,10 @@ def test_remarks_are_about_registered_methods(scenario):
     from concm.methods import entries
 
     assert leaderboard.remarks(scenario).keys() <= entries().keys()
+
+
+def test_the_page_in_the_documentation_is_the_one_that_its_files_give():
+    docs = Path(__file__).parents[2] / "docs"
+    shared = Table.load(docs / "results" / "leaderboard.json")
+    others = [Table.load(path) for path in sorted((docs / "results" / "leaderboard").glob("*.json"))]
+    assert leaderboard.page(shared, others, "leaderboard.png") == (docs / "leaderboard.md").read_text()

@@ -9,6 +9,7 @@ import tomllib
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from concm.evaluation.statistics import CONTROL, Printed, Row, Table
 from concm.files import write_whole
@@ -21,6 +22,7 @@ MEASURED = ("AHM", "FA", "base", "PD", "last base / novel", "above the curve", "
 PUBLISHED = "published AHM / FA (base; backbone)"
 ALIASES = {"imprint": "iw"}
 OURS = "concm"
+AGAINST = "This library's engine against every other method that begins with this backbone"
 FAR = 3.0
 """Points of AHM from which on a difference from the paper needs words."""
 
@@ -54,18 +56,26 @@ def _beginning(found: Table, picture: str) -> list[str]:
     return [
         f"# Leaderboard: {found.scenario}",
         "",
-        f"{cut.base} base classes, then {cut.sessions} sessions of {cut.way}-way {cut.shot}-shot; means ± "
-        f"standard deviations of {found.draws} draws of the shots, the same for every method. Settings are the "
-        "papers' or, where a method's file marks them so, chosen without test images. Published: the table of the "
-        "ConCM paper, one draw, each method with a backbone of its own.",
+        f"{cut.base} base classes, then {cut.sessions} sessions of {cut.way}-way {cut.shot}-shot. Figures are means ± "
+        f"standard deviations (population form) of {found.draws} draws of the shots, which are the same for every "
+        "method. Settings are those of the papers or, where the file of a method says so, chosen without test images. "
+        "Published figures are those of the table in the ConCM paper: one draw, and each method with a backbone of its "
+        "own.",
         "",
         f"![Base and novel accuracy after the last session]({picture})",
         "",
         "*Where each method stands after the last session, and the curve that nearest class mean describes with any "
-        "constant on its novel scores: HM is mostly a place on that curve, so what counts is to lie above it. Hollow: "
-        "on features of its own, so the curve is not its.*",
+        "constant on its novel scores. HM is mostly a place on that curve, so what counts is to lie above it. Hollow "
+        "points are methods on features of their own, for which this is not the right curve.*",
         "",
+        *_caveats(found.scenario),
     ]
+
+
+def _caveats(scenario: str) -> list[str]:
+    """What a reader must know before believing a row."""
+    known = reading(scenario)
+    return ["## How to read this page", "", *(f"- {sentence}" for sentence in known), ""] if known else []
 
 
 def _shared(found: Table) -> list[str]:
@@ -76,9 +86,9 @@ def _shared(found: Table) -> list[str]:
         "",
         *_table(found, found.rows),
         "",
-        "s: one draw, all sessions with their evaluation. MB: what is kept of the data. Above the curve: "
-        "points of novel accuracy over nearest class mean with any constant, at the method's own base accuracy; – "
-        "where the curve does not reach so far.",
+        'The column "s" has the seconds of one draw, all sessions with their evaluation, and "MB" what is kept of the '
+        'data. "Above the curve" are points of novel accuracy over nearest class mean with any constant, at the '
+        "method's own base accuracy; – stands where the curve does not reach so far.",
         "",
     ]
 
@@ -90,7 +100,7 @@ def _against(found: Table, same: list[Table]) -> list[str]:
         return []
     ours = rows.pop(OURS)
     others = [row for row in rows.values() if choose(row.method).entry.group != "reference"]
-    lines = ["## ConCM against every other that begins with this backbone", ""]
+    lines = [f"## {AGAINST}", ""]
     for name, title in (("ahm", "AHM"), ("fa", "FA"), ("above_curve", "height above the curve")):
         value = getattr(ours, name)
         if value is None:
@@ -103,11 +113,11 @@ def _against(found: Table, same: list[Table]) -> list[str]:
         )
         beaten = f"above it: {', '.join(better)}" if better else "no method above it"
         lines.append(f"- **{title} {value:.2f}**; {beaten}; not above it: {', '.join(worse) or 'none'}.")
-    return [*lines, "", "References, which see what no few-shot learner may, are left out here.", ""]
+    return [*lines, "", "References see what no few-shot learner may see, and are left out here.", ""]
 
 
 def _tuning(tuned: list[Table]) -> list[str]:
-    lines = ["## That go on training the backbone", ""]
+    lines = ["## Methods that go on training the backbone", ""]
     for other in tuned:
         lines += [
             f"They begin with a copy of {_backbone(other)} and see pictures; {_ran(other)}.",
@@ -122,12 +132,12 @@ def _with_own_base_session(owned: list[Table], plain: list[Table]) -> list[str]:
     """Each on the backbone that its own base session trained, beside others on the same features."""
     heads = ("method", "base session", *MEASURED, *(f"`{name}` there" for name in (CONTROL, OURS)), PUBLISHED)
     lines = [
-        "## With a base session of their own",
+        "## Methods with a base session of their own",
         "",
-        f"Each on the {[*owned, *plain][0].backbone['name']} that its own base session trained, so rows differ by "
-        "more than the method; `ncm` and `concm` on the same features stand beside it (AHM), and its curve is that of "
-        "`ncm` on all that the backbone reads, turned pictures included. In brackets: where the schedule is not that "
-        f"of the method's file. {_ahead(owned)}",
+        f"Each method runs on the {[*owned, *plain][0].backbone['name']} that its own base session trained, so rows "
+        "differ by more than the method. `ncm` and `concm` on the same features stand beside it (AHM), and its curve is "
+        "that of `ncm` on all that the backbone reads, turned pictures included. Brackets say where the schedule is not "
+        f"that of the method's file. {_ahead(owned)}",
         "",
         _line(*heads),
         "|---" * len(heads) + "|",
@@ -148,7 +158,7 @@ def _ahead(owned: list[Table]) -> str:
     pairs = [(row, ours) for other in owned for row in _own(other) for ours in other.rows if ours.method == OURS]
     ahead = [row.method for row, ours in pairs if ours.ahm > row.ahm]
     behind = [f"`{row.method}`" for row, ours in pairs if ours.ahm <= row.ahm]
-    said = f"On their own features ConCM has the higher AHM in {len(ahead)} of {len(pairs)} cases"
+    said = f"On their own features this library's engine has the higher AHM in {len(ahead)} of {len(pairs)} cases"
     return f"{said}; not against {', '.join(behind)}." if behind else f"{said}."
 
 
@@ -159,8 +169,8 @@ def _beside_papers(found: Table, rows: list[Row]) -> list[str]:
     lines = [
         "## Beside their papers",
         "",
-        f"On the shared features nearest class mean alone has an AHM of {control}: what is far above its paper there "
-        "owes it to the backbone first.",
+        f"On the shared features nearest class mean alone has an AHM of {control}. A method that is far above its "
+        "paper there owes that to the backbone first.",
         "",
         _line(*heads),
         "|---" * len(heads) + "|",
@@ -172,7 +182,7 @@ def _beside_papers(found: Table, rows: list[Row]) -> list[str]:
         off = row.ahm - (printed.ahm or 0)
         words = remarks(found.scenario).get(row.method)
         if abs(off) < FAR:
-            words = words or f"as published, within {FAR:g} points of AHM"
+            words = words or f"within {FAR:g} points of AHM"
         cells = (_signed(off, 1), _signed(row.fa - (printed.fa or 0), 1), words or "not reproduced")
         lines.append(_line(f"`{row.method}`", *cells))
     return [*lines, ""]
@@ -180,7 +190,7 @@ def _beside_papers(found: Table, rows: list[Row]) -> list[str]:
 
 def _explained(rows: list[Row]) -> list[str]:
     heads = ("method", "paper", "group", "needs", "here")
-    lines = ["## What each one is, needs and leaves out", "", _line(*heads), "|---" * len(heads) + "|"]
+    lines = ["## What each method is, needs and leaves out", "", _line(*heads), "|---" * len(heads) + "|"]
     for row in sorted(rows, key=lambda row: row.method):
         choice = choose(row.method)
         entry, needs = choice.entry, ", ".join(choice.needs) or "nothing more"
@@ -188,9 +198,18 @@ def _explained(rows: list[Row]) -> list[str]:
     return lines
 
 
-@cache
 def remarks(scenario: str) -> dict[str, str]:
     """Why methods land where they do on a scenario, as far as we know."""
+    return dict(_told(scenario).get("methods", {}))
+
+
+def reading(scenario: str) -> list[str]:
+    """How to read the figures of a scenario."""
+    return list(_told(scenario).get("reading", []))
+
+
+@cache
+def _told(scenario: str) -> dict[str, Any]:
     data = tomllib.loads((files("concm.report") / "remarks.toml").read_text(encoding="utf-8"))
     return dict(data.get(scenario, {}))
 
@@ -287,4 +306,4 @@ def _here(choice: Choice) -> str:
     """What the method's file says of how it differs from its paper."""
     text = inspect.getdoc(sys.modules[choice.entry.make.__module__]) or ""
     found = re.search(r"\bHere: (.*)", text, flags=re.S)
-    return " ".join(found.group(1).split()) if found else "as it is"
+    return " ".join(found.group(1).split()) if found else "nothing is left out"

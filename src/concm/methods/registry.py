@@ -252,9 +252,12 @@ def _loaded(file: Path) -> Any:
     if spec is None or spec.loader is None or not file.is_file():
         raise ImportError(f"no Python file at {file}")
     if name not in sys.modules:
-        module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sys.modules[name] = module
+        sys.modules[name] = module_from_spec(spec)  # before it runs: dataclasses look their module up
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]
+            raise
     return sys.modules[name]
 
 

@@ -135,9 +135,9 @@ def _with_own_base_session(owned: list[Table], plain: list[Table]) -> list[str]:
         "## Methods with a base session of their own",
         "",
         f"Each method runs on the {[*owned, *plain][0].backbone['name']} that its own base session trained, so rows "
-        "differ by more than the method. `ncm` and `concm` on the same features stand beside it (AHM), and its curve is "
-        "that of `ncm` on all that the backbone reads, turned pictures included. Brackets say where the schedule is not "
-        f"that of the method's file. {_ahead(owned)}",
+        "differ by more than the method. `ncm` and `concm` on the same features stand beside it (AHM), and its curve "
+        "is that of `ncm` on all that the backbone reads, turned pictures included. Brackets say where the schedule is "
+        f"not that of the method's file. {_ahead(owned)}",
         "",
         _line(*heads),
         "|---" * len(heads) + "|",

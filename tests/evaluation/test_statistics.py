@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from concm.errors import ConcmError
-from concm.evaluation.results import Curve
-from concm.evaluation.statistics import Row, Table, rows
+from concm.evaluation.results import Curve, Result
+from concm.evaluation.statistics import CONTROL, Row, Table, interval, rows
 from tests.support.data import make_bank
 from tests.support.runs import CURVE, RUN, figures, made
 
@@ -38,24 +38,44 @@ def test_matching_rates_are_averaged_by_session():
     assert Row.of([made("some", *sessions) for sessions in runs]).smr == pytest.approx([0.4, 0.5])
 
 
+def ended(label: str, base: float, novel: float, draw: int = 0) -> Result:
+    """A run that ends with these accuracies; the control's would describe the curve."""
+    last = figures(2, 66.0, base, novel, 30.0, trade_off=CURVE)
+    return made(label, *RUN[:2], last, draw=draw)
+
+
 @pytest.mark.parametrize(
     ("base", "novel", "points"),
     [(70.0, 40.0, 0.0), (75.0, 30.0, 5.0), (65.0, 40.0, -5.0), (90.0, 15.0, None), (50.0, 50.0, None)],
 )
 def test_points_above_the_curve_are_counted_at_the_rows_own_base_accuracy(base, novel, points):
-    row = replace(Row.of([made("some", *RUN)]), last_base=base, last_novel=novel)
-    assert row.above(replace(row, trade_off=CURVE)) == (None if points is None else pytest.approx(points))
-    assert row.above(replace(row, trade_off=None)) is None
+    row, _ = rows([ended("some", base, novel), ended(CONTROL, 70.0, 40.0)])
+    assert row.above_curve == (None if points is None else pytest.approx(points))
 
 
-def test_rows_keep_the_order_of_the_methods_and_stand_against_the_control():
-    last = replace(RUN[2], trade_off=CURVE)
-    better = figures(2, 66.0, 70.0, 43.0, 30.0, trade_off=CURVE)
-    found = rows([made("ours", *RUN[:2], better), made("ncm", *RUN[:2], last), made("ours", *RUN[:2], better)])
-    assert [(row.method, row.runs) for row in found] == [("ours", 2), ("ncm", 1)]
-    assert found[0].above_curve == pytest.approx(3.0)
-    assert found[1].above_curve == pytest.approx(20.0 - 37.0)
-    assert rows([made("ours", *RUN[:2], better)])[0].above_curve is None
+def test_every_draw_is_measured_against_the_control_on_the_same_shots():
+    higher = replace(CURVE, novel=[value + 2 for value in CURVE.novel])
+    control = [ended(CONTROL, 70.0, 40.0, draw) for draw in (0, 1)]
+    control[1] = replace(control[1], sessions=[*RUN[:2], replace(control[1].sessions[-1], trade_off=higher)])
+    row = rows([ended("ours", 70.0, 43.0, 0), ended("ours", 70.0, 44.0, 1), *control])[0]
+    assert row.by_draw["above_curve"] == pytest.approx([3.0, 2.0])
+    assert row.above_curve == pytest.approx(2.5)
+    low, high = row.above_interval
+    assert (high - low) / 2 == pytest.approx(12.706 * 0.5)
+    assert row.by_draw["fa"] == [66.0, 66.0]
+
+
+def test_an_interval_is_students_and_narrows_with_the_draws():
+    values = [1.0, 2.0, 3.0]
+    assert interval(values) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5))
+    assert interval([1.0]) is None
+    widths = [high - low for low, high in (interval(values * times) for times in (1, 2, 4, 8))]
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_rows_keep_the_order_of_the_methods_and_without_the_control_have_no_height():
+    found = rows([ended("ours", 70.0, 43.0), ended("ncm", 75.0, 30.0), ended("ours", 70.0, 43.0, 1)])
+    assert [(row.method, row.runs, row.above_curve) for row in found] == [("ours", 2, None), ("ncm", 1, None)]
 
 
 def test_a_table_comes_back_as_it_was_written_and_knows_what_may_stand_beside_it(tmp_path):

@@ -218,3 +218,31 @@ def test_a_new_class_whose_shots_look_like_a_base_class_is_given_more_room():
 def test_settings_that_make_no_sense_are_refused(words, sentence):
     with pytest.raises(Misuse, match=sentence):
         choose(words)
+
+
+# the strong control
+
+
+def test_without_views_and_with_all_shrinkage_the_strong_control_is_the_cosine_to_unit_means_of_unit_shots():
+    world = World.of()
+    base, *later = world.sessions
+    prototypes = torch.cat([F.normalize(base.mean), *(imprinted(session) for session in later)])
+    strong = after("ncm_metric:whitening=1e9,views=false", world)
+    torch.testing.assert_close(strong.scores(world.test), F.normalize(world.test) @ prototypes.T, atol=1e-4, rtol=0)
+
+
+def test_the_strong_control_is_the_engine_s_prototypes_alone():
+    world = World.of()
+    engine = after("concm:calibrate=false,prototypes=1,novel_bias=0,likeness=1,steps=1,base_steps=1", world)
+    torch.testing.assert_close(engine.scores(world.test), after("ncm_metric", world).scores(world.test))
+
+
+def test_without_names_calibration_does_not_depend_on_them():
+    world = World.of()
+    words = "concm:named=false,calibration.steps=3,base_steps=2,steps=2"
+    renamed = replace(
+        world, sessions=tuple(replace(s, names=tuple(f"thing {at}" for at in s.classes)) for s in world.sessions)
+    )
+    one, other = (after(words, some).scores(world.test) for some in (world, renamed))
+    torch.testing.assert_close(one, other)
+    assert "class names" not in choose(words).needs

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from concm.engine.descent import AdamW, descend, warmed_cosine
 from concm.features.sessions import BaseSession, Session
 from concm.records import Checked, setting
+from concm.semantics.nameless import Nameless
 from concm.semantics.semantics import Semantics
 
 
@@ -109,7 +110,7 @@ def episode(session: Session, classes: Tensor, shots: int, generator: torch.Gene
 
 def train(
     session: BaseSession,
-    semantics: Semantics,
+    semantics: Semantics | Nameless,
     settings: CalibrationSettings,
     *,
     classes: Iterable[int] | None = None,

@@ -23,6 +23,7 @@ from concm.engine.settings import Settings
 from concm.engine.state import Stateful, count_bytes
 from concm.errors import Misuse
 from concm.features.sessions import BaseSession, Session
+from concm.semantics.nameless import Nameless
 from concm.semantics.overrides import bundled
 from concm.semantics.semantics import Semantics
 
@@ -46,7 +47,7 @@ class Engine(Stateful):
         super().__init__(seed=seed, device=device)
         if settings is not None:
             self.settings = settings
-        self._semantics = semantics
+        self._semantics: Semantics | Nameless | None = semantics if self.settings.named else Nameless()
         self._senses: dict[str, str] = {}
         self.metric: Metric | None = None
         self.calibrator: Calibrator | None = None
@@ -119,15 +120,15 @@ class Engine(Stateful):
     def calibrated(self, names: tuple[str, ...], prototypes: Tensor) -> Tensor:
         """Few-shot prototypes (n, d) completed by their classes' attributes, if they have any."""
         if self.calibrator is not None:
-            self._semantics = self.semantics.learn(names)
-            vectors, association = (part.to(self.device) for part in self._semantics.classes(names))
+            self._semantics = known = self.semantics.learn(names)
+            vectors, association = (part.to(self.device) for part in known.classes(names))
             prototypes = self.calibrator.calibrate(prototypes, vectors, association, self.settings.alpha)
             strange = [name for name, known in zip(names, association.any(1).tolist(), strict=True) if not known]
             self.remarks += [f"{name!r} has no attributes here: its prototype is not calibrated" for name in strange]
         return prototypes if self.metric is None else F.normalize(prototypes)
 
     @property
-    def semantics(self) -> Semantics:
+    def semantics(self) -> Semantics | Nameless:
         """The meanings of the class names, looked up when they are first needed."""
         if self._semantics is None:
             self._semantics = Semantics.of_names(self.pool, overrides=self._senses).learn(self.names)

@@ -37,6 +37,9 @@ class Settings(Checked):
         10.0, "Shrinkage of the metric's whitening, in mean variances; none compares plain features (paper).", least=0
     )
     calibrate: bool = setting(True, "Complete prototypes by the attributes of their class (MPC).")
+    named: bool = setting(
+        True, "Calibrate by the classes' names; without them all classes share one attribute, which is a control."
+    )
     alpha: float = setting(
         0.7, "Share of the few-shot prototype in the calibrated one (paper: 0.6; Eq. 5).", least=0, most=1
     )
@@ -109,7 +112,7 @@ class Settings(Checked):
     def needs(self) -> tuple[str, ...]:
         """What the engine uses beyond features and labels with these settings."""
         needs = {
-            "class names": self.calibrate,
+            "class names": self.calibrate and self.named,
             "views of the shots": self.views,
             f"exemplars: {self.replay} per novel class": self.replay > 0,
             "number of classes to come": self.structure == "fixed",

@@ -10,7 +10,7 @@ from concm.features.bank import Bank
 from concm.features.sessions import Shots
 from concm.methods.ncm import NCM
 
-METHODS = ("ncm", "ncm_bias")
+METHODS = ("ncm_metric", "ncm", "ncm_bias")
 METRICS = ("acc", "acc_base", "acc_novel", "hm")
 
 

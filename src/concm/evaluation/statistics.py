@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,28 @@ from concm.files import write_whole
 from concm.metrics import novel_at
 from concm.records import from_json, to_json
 
-CONTROL = "ncm"
-"""The method whose trade-off curve the others are measured against."""
+CONTROL = "ncm_metric"
+"""The strong control, whose trade-off curve the others are measured against."""
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131)
+"""Of Student's distribution at 97.5 %, for 1 to 15 degrees of freedom."""
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval of the mean of paired differences (Student's t); none for a single one."""
+    if len(values) < 2:
+        return None
+    freedom = len(values) - 1
+    quantile = T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else 1.96 + 2.5 / freedom
+    half = quantile * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    return float(np.mean(values)) - half, float(np.mean(values)) + half
 
 
 @dataclass(frozen=True)
 class Row:
     """One method's row: means over its runs, standard deviations of what is compared, and figures by session.
 
-    `above_curve` are points of novel accuracy over the control's curve at the row's own base accuracy.
+    `above_curve` are points of novel accuracy over the control's curve on the same shots, at the row's own base
+    accuracy, with the 95 % interval of their mean over the draws. `by_draw` has AHM, FA and those points run by run.
     """
 
     method: str
@@ -50,10 +63,12 @@ class Row:
     runs: int
     device: str
     above_curve: float | None = None
+    above_interval: tuple[float, float] | None = None
+    by_draw: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, results: Sequence[Result]) -> Row:
-        """Of all runs of one method."""
+    def of(cls, results: Sequence[Result], control: Sequence[Result] = ()) -> Row:
+        """Of all runs of one method, measured against the control's runs on the same draws."""
         summaries, sessions = [result.summary for result in results], [result.sessions for result in results]
 
         def mean(name: str) -> float:
@@ -68,7 +83,7 @@ class Row:
         def by_session(name: str) -> list[float]:
             return [float(np.mean([getattr(run[at], name) for run in sessions])) for at in range(len(sessions[0]))]
 
-        matched = sessions[0][-1].smr is not None
+        matched, above = sessions[0][-1].smr is not None, _above(results, control)
         return cls(
             method=results[0].heading.label,
             **{name: mean(name) for name in ("ahm", "fa", "base_acc", "pd", "nacc", "ber", "seconds")},
@@ -87,14 +102,25 @@ class Row:
             trade_off=_mean_curve([run[-1].trade_off for run in sessions]),
             runs=len(results),
             device=results[0].heading.environment["device"],
+            above_curve=float(np.mean(above)) if above else None,
+            above_interval=interval(above),
+            by_draw={
+                **{name: [getattr(entry, name) for entry in summaries] for name in ("ahm", "fa")},
+                **({"above_curve": above} if above else {}),
+            },
         )
 
-    def above(self, control: Row) -> float | None:
-        """Points of novel accuracy by which this exceeds the control's curve; none where that does not reach so far."""
-        curve = control.trade_off
-        if curve is None or not min(curve.base) <= self.last_base <= max(curve.base):
-            return None
-        return float(self.last_novel - novel_at(self.last_base, curve.base, curve.novel))
+
+def _above(results: Sequence[Result], control: Sequence[Result]) -> list[float]:
+    """Points of novel accuracy over the control's curve of the same draw, for every run; none if one has no point."""
+    curves = {result.heading.draw: result.sessions[-1].trade_off for result in control}
+    found = []
+    for result in results:
+        curve, last = curves.get(result.heading.draw), result.sessions[-1]
+        if curve is None or not min(curve.base) <= last.acc_base <= max(curve.base):
+            return []
+        found.append(last.acc_novel - novel_at(last.acc_base, curve.base, curve.novel))
+    return found
 
 
 def _mean_curve(curves: Sequence[Curve | None]) -> Curve | None:
@@ -110,10 +136,8 @@ def rows(results: Sequence[Result]) -> list[Row]:
     by_label: dict[str, list[Result]] = {}
     for result in results:
         by_label.setdefault(result.heading.label, []).append(result)
-    found = {label: Row.of(runs) for label, runs in by_label.items()}
-    if CONTROL not in found:
-        return list(found.values())
-    return [replace(row, above_curve=row.above(found[CONTROL])) for row in found.values()]
+    control = by_label.get(CONTROL, [])
+    return [Row.of(runs, control) for runs in by_label.values()]
 
 
 @dataclass(frozen=True)
@@ -131,7 +155,10 @@ class Printed:
 
 @dataclass(frozen=True)
 class Table:
-    """What the bench measured on one bank, with the published rows of the scenario; as a file, `concm bench --json`."""
+    """What the bench measured on one bank, with the published rows of the scenario; as a file, `concm bench --json`.
+
+    `control` is the method whose curve the rows are measured against.
+    """
 
     scenario: str
     cut: Cut
@@ -141,6 +168,7 @@ class Table:
     rows: list[Row]
     published: list[Printed] = field(default_factory=list)
     at_once: int | None = None
+    control: str = "ncm"
 
     @classmethod
     def of(cls, bank: Bank, results: Sequence[Result], draws: int, at_once: int | None = None) -> Table:
@@ -157,6 +185,7 @@ class Table:
                 for row in published.beside(bank.scenario)
             ],
             at_once=at_once,
+            control=CONTROL,
         )
 
     @property

@@ -198,13 +198,15 @@ def show_remarks(results: Sequence[Result]) -> None:
 
 
 def _explain(row: Row) -> None:
-    """Where a row stands against nearest class mean with any constant on its novel scores."""
+    """Where a row stands against the strong control with any constant on its novel scores."""
     if row.method == CONTROL or row.above_curve is None:
         return
+    low, high = row.above_interval or (row.above_curve, row.above_curve)
     side = "above" if row.above_curve >= 0 else "below"
     memory = "" if row.memory_bytes is None else f", memory {row.memory_bytes / 1e6:.1f} MB"
     say(
         f"{row.method}: after the last session base {row.last_base:.1f}, novel {row.last_novel:.1f}: "
-        f"{abs(row.above_curve):.1f} points {side} the curve of nearest class mean at that base accuracy; "
+        f"{abs(row.above_curve):.2f} points {side} the curve of {CONTROL} at that base accuracy "
+        f"(95 % interval {low:+.2f} to {high:+.2f}); "
         f"{row.seconds:.1f} s per draw{memory}"
     )

@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from concm.evaluation.statistics import CONTROL, Printed, Row, Table
+from concm.evaluation.statistics import Printed, Row, Table
 from concm.files import write_whole
 from concm.methods import Choice, choose
 from concm.records import to_json
@@ -21,7 +21,7 @@ from concm.training.recipe import Recipe
 MEASURED = ("AHM", "FA", "base", "PD", "last base / novel", "above the curve", "s", "MB", "parameters")
 PUBLISHED = "published AHM / FA (base; backbone)"
 ALIASES = {"imprint": "iw"}
-OURS = "concm"
+OURS, PLAIN = "concm", "ncm"
 AGAINST = "This library's engine against every other method that begins with this backbone"
 FAR = 3.0
 """Points of AHM from which on a difference from the paper needs words."""
@@ -31,7 +31,7 @@ def write(path: Path, found: Table, others: list[Table]) -> list[Path]:
     """The page, and its picture beside it; `others` are tables of other banks."""
     picture = path.with_suffix(".png")
     elsewhere = [row for other in others for row in _own(other) if ":" not in row.method]
-    figures.trade_offs(found.rows, elsewhere, CONTROL, picture)
+    figures.trade_offs(found.rows, elsewhere, found.control, picture)
     write_whole(path, page(found, others, picture.name).encode())
     return [path, picture]
 
@@ -64,7 +64,7 @@ def _beginning(found: Table, picture: str) -> list[str]:
         "",
         f"![Base and novel accuracy after the last session]({picture})",
         "",
-        "*Where each method stands after the last session, and the curve that nearest class mean describes with any "
+        f"*Where each method stands after the last session, and the curve that `{found.control}` describes with any "
         "constant on its novel scores. HM is mostly a place on that curve, so what counts is to lie above it. Hollow "
         "points are methods on features of their own, for which this is not the right curve.*",
         "",
@@ -87,8 +87,9 @@ def _shared(found: Table) -> list[str]:
         *_table(found, found.rows),
         "",
         'The column "s" has the seconds of one draw, all sessions with their evaluation, and "MB" what is kept of the '
-        'data. "Above the curve" are points of novel accuracy over nearest class mean with any constant, at the '
-        "method's own base accuracy; – stands where the curve does not reach so far.",
+        f'data. "Above the curve" are points of novel accuracy over `{found.control}` with any constant, at the '
+        "method's own base accuracy, with the 95 % interval over the draws; – stands where the curve does not reach so "
+        "far.",
         "",
     ]
 
@@ -130,26 +131,26 @@ def _tuning(tuned: list[Table]) -> list[str]:
 
 def _with_own_base_session(owned: list[Table], plain: list[Table]) -> list[str]:
     """Each on the backbone that its own base session trained, beside others on the same features."""
-    heads = ("method", "base session", *MEASURED, *(f"`{name}` there" for name in (CONTROL, OURS)), PUBLISHED)
+    heads = ("method", "base session", *MEASURED, *(f"`{name}` there" for name in (PLAIN, OURS)), PUBLISHED)
     lines = [
         "## Methods with a base session of their own",
         "",
         f"Each method runs on the {[*owned, *plain][0].backbone['name']} that its own base session trained, so rows "
         "differ by more than the method. `ncm` and `concm` on the same features stand beside it (AHM), and its curve "
-        "is that of `ncm` on all that the backbone reads, turned pictures included. Brackets say where the schedule is "
-        f"not that of the method's file. {_ahead(owned)}",
+        "is that of plain `ncm` on all that the backbone reads, turned pictures included. Brackets say where the "
+        f"schedule is not that of the method's file. {_ahead(owned)}",
         "",
         _line(*heads),
         "|---" * len(heads) + "|",
     ]
     for other in sorted(owned, key=lambda other: -max(row.ahm for row in _own(other))):
         for row in sorted(_own(other), key=lambda row: -row.ahm):
-            cells = [*_cells(row), *(_ahm(other, name) for name in (CONTROL, OURS)), _published(other, row)]
+            cells = [*_cells(row), *(_ahm(other, name) for name in (PLAIN, OURS)), _published(other, row)]
             lines.append(_line(f"`{row.method}`", _schedule(other), *cells))
     for other in plain:
-        row = next(row for row in other.rows if row.method == CONTROL)
-        cells = [*_cells(row), *(_ahm(other, name) for name in (CONTROL, OURS)), "control"]
-        lines.append(_line(f"`{CONTROL}`", f"ours: {_varied(other)}", *cells))
+        row = next(row for row in other.rows if row.method == PLAIN)
+        cells = [*_cells(row), *(_ahm(other, name) for name in (PLAIN, OURS)), "control"]
+        lines.append(_line(f"`{PLAIN}`", f"ours: {_varied(other)}", *cells))
     return [*lines, ""]
 
 
@@ -165,7 +166,7 @@ def _ahead(owned: list[Table]) -> str:
 def _beside_papers(found: Table, rows: list[Row]) -> list[str]:
     """Where a measured figure is far from its paper's, and why."""
     heads = ("method", "AHM here − there", "FA here − there", "why")
-    control = _ahm(found, CONTROL)
+    control = _ahm(found, PLAIN)
     lines = [
         "## Beside their papers",
         "",
@@ -264,11 +265,19 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.base_acc:.2f}",
         f"{row.pd:.2f}",
         f"{row.last_base:.1f} / {row.last_novel:.1f}",
-        "–" if row.above_curve is None else _signed(row.above_curve, 1),
+        _above(row),
         f"{row.seconds:.1f}",
         "–" if row.memory_bytes is None else f"{row.memory_bytes / 1e6:.1f}",
         "–" if row.parameters is None else f"{row.parameters:,.0f}",
     )
+
+
+def _above(row: Row) -> str:
+    if row.above_curve is None:
+        return "–"
+    if row.above_interval is None:
+        return _signed(row.above_curve, 1)
+    return f"{_signed(row.above_curve, 2)} ({' to '.join(_signed(end, 2) for end in row.above_interval)})"
 
 
 def _ahm(found: Table, method: str) -> str:

@@ -80,10 +80,8 @@ def test_no_file_holds_more_than_one_idea_can_take():
 
 LONG = {
     "classifier/classifier.py": "all that a user calls, most of it documentation",
-    "classifier/store.py": "one file format and its transactions",
     "cli/photos.py": "one command after the other, most of it help",
     "methods/mamba_fscil.py": "one method in one file: a scan, an objective and the sessions",
-    "engine/concm.py": "the algorithm of the paper in one place",
 }
 
 

@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from concm.classifier.classifier import Classifier, Prediction
+    from concm.classifier.classifier import Classifier
+    from concm.classifier.prediction import Prediction
     from concm.data.scenarios import Scenario
     from concm.engine.estimator import ConCM
     from concm.engine.settings import Settings
@@ -41,7 +42,7 @@ _HOMES = {
     "ConCM": "concm.engine.estimator",
     "ConcmError": "concm.errors",
     "Misuse": "concm.errors",
-    "Prediction": "concm.classifier.classifier",
+    "Prediction": "concm.classifier.prediction",
     "Scenario": "concm.data.scenarios",
     "Settings": "concm.engine.settings",
     "bench": "concm.report.bench",

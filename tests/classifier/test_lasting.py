@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from concm.classifier import store as store_module
+from concm.classifier import change as store_module
 from concm.classifier.classifier import Classifier
 from concm.classifier.store import Store
 from concm.engine import concm as engine_module

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from concm.classifier import database
 from concm.classifier import store as module
-from concm.classifier.store import KEEP, Change, Store
+from concm.classifier import database
+from concm.classifier.change import KEEP, Change
+from concm.classifier.store import Store
 from concm.errors import ConcmError
 
 KILLS = int(os.environ.get("CONCM_TEST_KILLS", "8"))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -20,24 +19,25 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from concm import __version__, backbones
 from concm.backbones import encoder as encoders
 from concm.backbones.encoder import Encoder, Identity
+from concm.classifier.change import Change
 from concm.classifier.confidence import Confidence, Usual
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.evaluation import evaluate as measure
 from concm.classifier.lesson import Lesson
-from concm.classifier.photos import UNKNOWN, Picture, by_class, find_photos, printable
+from concm.classifier.photos import UNKNOWN, Picture, by_class, printable
+from concm.classifier.prediction import Known, Prediction, check_rate, listed, under, whole
 from concm.classifier.rehearsal import rehearse
-from concm.classifier.store import Change, ClassRow, Store, VersionRow
+from concm.classifier.rows import ClassRow, VersionRow
+from concm.classifier.store import Store
 from concm.classifier.stream import encoded
 from concm.data.images import Broken, BrokenPicture
 from concm.data.scenarios import natural
 from concm.engine.concm import Engine
-from concm.engine.head import Head
 from concm.engine.settings import Settings
 from concm.errors import ConcmError, Misuse
 from concm.records import from_json, to_json
@@ -46,57 +46,6 @@ BACKBONE = "efficientnet_lite0"
 UNKNOWN_RATE = 0.05
 Given = str | os.PathLike[str] | Mapping[str, Any]
 """A folder of class folders, or pictures by class name."""
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a photo shows, according to one version of a classifier.
-
-    Attributes
-    ----------
-    label
-        The class, or "unknown" if the photo is like none that is known.
-    score
-        The probability of the best guess.
-    top
-        The best guesses with their probabilities.
-    unknown
-        Whether the photo was called unknown.
-    novel
-        Whether the best guess is a class that was learned after the base classes.
-    version
-        The version of the classifier that said so.
-    photo
-        What the photo is called: its path, or its place among those given.
-
-    Examples
-    --------
-    >>> import concm
-    >>> concm.Prediction("okapi", 0.9, [("okapi", 0.9), ("zebra", 0.1)], False, True, 2, "x.jpg").label
-    'okapi'
-    """
-
-    label: str
-    score: float
-    top: list[tuple[str, float]]
-    unknown: bool
-    novel: bool
-    version: int
-    photo: str
-
-
-@dataclass(frozen=True)
-class _Known:
-    """The engine and confidence of one version."""
-
-    version: int
-    engine: Engine
-    head: Head
-    confidence: Confidence
-
-    def scores(self, features: Tensor) -> Tensor:
-        """Scores (n, classes), on the CPU."""
-        return self.head(features.to(self.engine.device)).cpu()
 
 
 class Classifier:
@@ -157,7 +106,7 @@ class Classifier:
             Store.refuse_foreign(self.path)
         elif backbone is not None:
             _ = self._encoder  # refuses a backbone that is not the store's
-        self._cached: _Known | None = None
+        self._cached: Known | None = None
         self.remarks: list[str] = []
 
     def close(self) -> None:
@@ -277,13 +226,13 @@ class Classifier:
         self, pictures: Picture | Sequence[Picture], *, unknown_rate: float = UNKNOWN_RATE, top: int = 5
     ) -> list[Prediction]:
         """Say what each picture shows; at most about `unknown_rate` of photos of known classes are called unknown."""
-        return [_whole(item) for item in self.stream(_listed(pictures), unknown_rate=unknown_rate, top=top)]
+        return [whole(item) for item in self.stream(listed(pictures), unknown_rate=unknown_rate, top=top)]
 
     def stream(
         self, pictures: Sequence[Picture], *, unknown_rate: float = UNKNOWN_RATE, top: int = 5
     ) -> Iterator[Prediction | BrokenPicture]:
         """Predict pictures one by one, always by the newest version; a picture that cannot be read gives its error."""
-        _check_rate(unknown_rate)
+        check_rate(unknown_rate)
         if top < 1:
             raise Misuse(f"at least one guess must be asked for, not {top}")
         self._known()
@@ -311,9 +260,7 @@ class Classifier:
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Probabilities (n, classes) in the order of `classes_`."""
         self._known()
-        items = [
-            _whole(item) for item in encoded(self._encoder, _listed(pictures), thumbnails=False, title="predicting")
-        ]
+        items = [whole(item) for item in encoded(self._encoder, listed(pictures), thumbnails=False, title="predicting")]
         known = self._known()
         if not items:
             return np.zeros((0, len(known.engine.names)), np.float32)
@@ -322,7 +269,7 @@ class Classifier:
 
     def evaluate(self, photos: Given, *, unknown_rate: float = UNKNOWN_RATE, broken: Broken = "refuse") -> Evaluation:
         """Measure accuracy and confidence on labelled photos; those of unknown classes should be called unknown."""
-        _check_rate(unknown_rate)
+        check_rate(unknown_rate)
         self._known()
         groups = by_class(photos, taught=False)
         lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True, distinct=False)
@@ -410,7 +357,7 @@ class Classifier:
         state = {"settings": to_json(engine.settings)}
         change.commit(action, detail, tensors, state, lasting=lasting if first else None)
 
-    def _load(self) -> _Known:
+    def _load(self) -> Known:
         """The current version, read from the store."""
         while True:
             version = self.store.version
@@ -418,11 +365,11 @@ class Classifier:
             if self.store.version == version:
                 break
         engine = Engine(from_json(Settings, state["settings"]), seed=self.store.meta["seed"], device=self.device)
-        engine.load_state_dict(_part(tensors, "engine."))
-        confidence = Confidence.of(engine, Usual(**_part(tensors, "confidence.")))
-        return _Known(version, engine, engine.head, confidence)
+        engine.load_state_dict(under(tensors, "engine."))
+        confidence = Confidence.of(engine, Usual(**under(tensors, "confidence.")))
+        return Known(version, engine, engine.head, confidence)
 
-    def _known(self) -> _Known:
+    def _known(self) -> Known:
         """The current version, read again if another process has learned something since."""
         if self._cached is None or self._cached.version != self.store.version:
             self._cached = self._load()
@@ -430,30 +377,3 @@ class Classifier:
 
 
 _LASTING = ("engine.metric", "engine.calibrator.")
-
-
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _check_rate(rate: float) -> None:
-    if not 0 <= rate < 1:
-        raise Misuse(f"the unknown rate is a share of photos, at least 0 and below 1, not {rate}")
-
-
-def _listed(pictures: Picture | Sequence[Picture] | Tensor) -> list[Picture]:
-    if isinstance(pictures, Tensor):
-        pictures = pictures.numpy()
-    if isinstance(pictures, str | os.PathLike):
-        return list(find_photos([pictures]))
-    if isinstance(pictures, np.ndarray) and pictures.ndim == 4:
-        return list(pictures)
-    if isinstance(pictures, bytes | Image.Image | np.ndarray):
-        return [pictures]
-    return list(pictures)
-
-
-def _whole(item: Any) -> Any:
-    if isinstance(item, BrokenPicture):
-        raise item
-    return item

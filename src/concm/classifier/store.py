@@ -7,74 +7,38 @@ then makes one transaction: whatever kills the process leaves a whole version be
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from concm.classifier import database
+from concm.classifier.change import KEEP, KIND, Change
+from concm.classifier.rows import (
+    LASTING,
+    ClassRow,
+    EvaluationRow,
+    PhotoRow,
+    VersionRow,
+    class_id,
+    current,
+    lines,
+    now,
+    state_file,
+    unpacked,
+)
 from concm.errors import ConcmError
-from concm.files import load_tensors, replacing, save_tensors
+from concm.files import load_tensors, replacing
 
-KEEP = 20  # how many versions, the current one among them, keep their state: undo goes back as far as these
-LASTING = "lasting"
-KIND = "concm-state-2"
 _STORE_FILE = re.compile(r"store\.db(-wal|-shm|-journal)?|store\.lock")
 _STATE_FILE = re.compile(r"([0-9]+|lasting)\.safetensors")
 _DRAFT = re.compile(r"\.draft-\w+")
-
-
-@dataclass(frozen=True)
-class ClassRow:
-    """A class, how many photos it has, and the version that added it."""
-
-    name: str
-    base: bool
-    photos: int
-    added: int
-
-
-@dataclass(frozen=True)
-class PhotoRow:
-    """A photo as it is remembered; `label` is its file name, `features` (1 + views, d) float32."""
-
-    id: int
-    label: str
-    digest: str
-    features: Tensor
-    thumbnail: bytes
-
-
-@dataclass(frozen=True)
-class VersionRow:
-    """A line of history: what was done, when (UTC), and how many classes and photos there were afterwards."""
-
-    version: int
-    action: str
-    detail: str
-    created: str
-    classes: int
-    photos: int
-
-
-@dataclass(frozen=True)
-class EvaluationRow:
-    """How a version did on photos from `source`, as the classifier put it."""
-
-    version: int
-    created: str
-    source: str
-    result: dict[str, Any]
 
 
 class Store:
@@ -161,7 +125,7 @@ class Store:
     def version(self) -> int:
         """The current version, 0 for an empty store; cheap, so that predicting processes can poll it."""
         with self._reading() as db:
-            return _current(db)
+            return current(db)
 
     def classes(self) -> list[ClassRow]:
         """All classes in the order in which they were added, which is that of the engine's columns."""
@@ -177,25 +141,25 @@ class Store:
         with self._reading() as db:
             rows = db.execute(
                 "SELECT id, label, digest, rows, features, thumbnail FROM photos WHERE class = ? ORDER BY id",
-                (_class(db, self.path, name),),
+                (class_id(db, self.path, name),),
             )
             return [
-                PhotoRow(at, label, digest, _unpacked(features, count), thumbnail)
+                PhotoRow(at, label, digest, unpacked(features, count), thumbnail)
                 for at, label, digest, count, features, thumbnail in rows
             ]
 
     def history(self) -> list[VersionRow]:
         """The versions that led to the current one, oldest first; what was undone is not among them."""
         with self._reading() as db:
-            return _lines(db)
+            return lines(db)
 
     def state(self, version: int | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The engine's tensors and metadata as of a version (the current one)."""
         while True:
             wanted = self._kept(version)
             try:
-                tensors, meta = load_tensors(_state(self.path, wanted), KIND)
-                lasting = load_tensors(_state(self.path, LASTING), KIND)[0] if meta["lasting"] else {}
+                tensors, meta = load_tensors(state_file(self.path, wanted), KIND)
+                lasting = load_tensors(state_file(self.path, LASTING), KIND)[0] if meta["lasting"] else {}
                 return lasting | tensors, meta["state"]
             except ConcmError as error:
                 if self._kept(version) == wanted:  # else undone or pruned between the two reads
@@ -218,7 +182,7 @@ class Store:
         """Remember how a version did, if it has not been undone meanwhile."""
         with self._writer(waiting, timeout) as db:
             if db.execute("SELECT 1 FROM versions WHERE version = ?", (version,)).fetchone():
-                row = (version, _now(), source, json.dumps(result))
+                row = (version, now(), source, json.dumps(result))
                 db.execute("INSERT INTO evaluations VALUES (?, ?, ?, ?)", row)
                 db.execute("COMMIT")
 
@@ -235,7 +199,7 @@ class Store:
             db.execute("DELETE FROM classes WHERE added = ?", last)
             db.execute("UPDATE classes SET removed = NULL WHERE removed = ?", last)
             db.execute("DELETE FROM versions WHERE version = ?", last)
-            line = _lines(db)[-1]
+            line = lines(db)[-1]
             db.execute("COMMIT")
             return line
 
@@ -250,7 +214,7 @@ class Store:
 
     def _kept(self, version: int | None) -> int:
         with self._reading() as db:
-            wanted = _current(db) if version is None else version
+            wanted = current(db) if version is None else version
             kept = db.execute("SELECT kept FROM versions WHERE version = ?", (wanted,)).fetchone()
         if wanted == 0:
             raise ConcmError(f"the store at {self.path} is empty: fit it first")
@@ -297,100 +261,6 @@ class Store:
                 _sweep(db, self.path)
 
 
-class Change:
-    """A version in the making: an open transaction that only its own process can see."""
-
-    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
-        self._open, self._path = db, path
-        row = db.execute("INSERT INTO versions (action, detail, created, classes, photos) VALUES ('', '', '', 0, 0)")
-        self.version = int(row.lastrowid or 0)
-
-    @property
-    def _db(self) -> sqlite3.Connection:
-        if not self._open.in_transaction:  # a statement would now stand alone, and be visible at once
-            raise RuntimeError("this change is over; begin another with store.writing()")
-        return self._open
-
-    def describe(self, meta: Mapping[str, Any]) -> None:
-        """Say what features depend on, as `create` did: another process may have said otherwise since."""
-        if self._db.execute("SELECT count(*) FROM versions").fetchone()[0] > 1:
-            raise ConcmError(f"the store at {self._path} has been made by another process meanwhile")
-        self._db.execute("UPDATE store SET meta = ?", (json.dumps(meta),))
-
-    def add_class(self, name: str, base: bool) -> None:
-        """Add a class, as the engine's last column."""
-        if self._db.execute("SELECT 1 FROM classes WHERE name = ? AND removed IS NULL", (name,)).fetchone():
-            raise ConcmError(f"the store at {self._path} already has a class called {name!r}; forget it first")
-        self._db.execute("INSERT INTO classes (name, base, added) VALUES (?, ?, ?)", (name, base, self.version))
-
-    def add_photo(self, class_name: str, label: str, digest: str, features: Tensor, thumbnail: bytes) -> None:
-        """Add a photo to a class, old or new; `features` (1 + views, d) are those of the photo and its views."""
-        if features.ndim != 2:
-            raise ValueError(f"features must be (1 + views, d), not {tuple(features.shape)}")
-        packed = features.detach().to("cpu", torch.float32).numpy().tobytes()
-        self._db.execute(
-            "INSERT INTO photos (class, added, label, digest, rows, features, thumbnail) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (_class(self._db, self._path, class_name), self.version, label, digest, len(features), packed, thumbnail),
-        )
-
-    def remove_class(self, name: str) -> None:
-        """Remove a class and its photos; they stay in the file for as long as undo can bring them back."""
-        which = _class(self._db, self._path, name)
-        self._db.execute("UPDATE classes SET removed = ? WHERE id = ?", (self.version, which))
-
-    def has_photo(self, digest: str) -> str | None:
-        """The class that already has this picture, also one added by this change."""
-        row = self._db.execute(
-            "SELECT name FROM photos JOIN classes ON classes.id = class WHERE digest = ? AND removed IS NULL", (digest,)
-        ).fetchone()
-        return None if row is None else str(row[0])
-
-    def commit(
-        self,
-        action: str,
-        detail: str,
-        state_tensors: Mapping[str, Tensor],
-        state_meta: Mapping[str, Any],
-        lasting: Mapping[str, Tensor] | None = None,
-    ) -> VersionRow:
-        """Make the change the current version: durable and visible to all when this returns.
-
-        The first version may leave `lasting` tensors, which are then part of every later state without being repeated.
-        """
-        db = self._db
-        has = _state(self._path, LASTING).exists()
-        if lasting is not None:
-            if db.execute("SELECT count(*) FROM versions").fetchone()[0] > 1:
-                raise ValueError("only the first version can leave lasting tensors")
-            save_tensors(_state(self._path, LASTING), KIND, lasting, {})
-        meta = {"state": state_meta, "lasting": has or lasting is not None}
-        save_tensors(_state(self._path, self.version), KIND, state_tensors, meta)
-        database.sync(self._path / "states")
-        database.sync(self._path)
-        db.execute("DELETE FROM classes WHERE added = removed")
-        db.execute(
-            "UPDATE versions SET action = ?, detail = ?, created = ?,"
-            " classes = (SELECT count(*) FROM classes WHERE removed IS NULL),"
-            " photos = (SELECT count(*) FROM photos JOIN classes ON classes.id = class WHERE removed IS NULL)"
-            " WHERE version = ?",
-            (action, detail, _now(), self.version),
-        )
-        newest = "SELECT version FROM versions WHERE kept ORDER BY version DESC LIMIT ?"
-        db.execute(f"UPDATE versions SET kept = 0 WHERE kept AND version NOT IN ({newest})", (KEEP,))
-        db.execute("DELETE FROM classes WHERE removed <= (SELECT min(version) FROM versions WHERE kept)")
-        line = _lines(db)[-1]
-        db.execute("COMMIT")
-        return line
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _state(path: Path, version: int | str) -> Path:
-    return path / "states" / f"{version}.safetensors"
-
-
 def _ours(entry: Path) -> bool:
     """Whether a store whose making was interrupted may have left this: exact names, and no link to elsewhere."""
     if entry.is_symlink():
@@ -416,37 +286,14 @@ def _nothing(path: Path) -> str:
     return f"there is no store at {path}; `fit` makes one"
 
 
-def _current(db: sqlite3.Connection) -> int:
-    return int(db.execute("SELECT coalesce(max(version), 0) FROM versions").fetchone()[0])
-
-
-def _lines(db: sqlite3.Connection) -> list[VersionRow]:
-    rows = db.execute("SELECT version, action, detail, created, classes, photos FROM versions ORDER BY version")
-    return [VersionRow(*row) for row in rows]
-
-
-def _class(db: sqlite3.Connection, path: Path, name: str) -> int:
-    row = db.execute("SELECT id FROM classes WHERE name = ? AND removed IS NULL", (name,)).fetchone()
-    if row is None:
-        known = [known for (known,) in db.execute("SELECT name FROM classes WHERE removed IS NULL")]
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"it has {len(known)} others"
-        raise ConcmError(f"the store at {path} has no class called {name!r}; {hint}")
-    return int(row[0])
-
-
-def _unpacked(features: bytes, rows: int) -> Tensor:
-    return torch.frombuffer(bytearray(features), dtype=torch.float32).reshape(rows, -1)
-
-
 def _sweep(db: sqlite3.Connection, path: Path) -> None:
     """Remove the states of killed writers and of versions that are no longer kept; what fails is left to the next."""
     states = path / "states"
     with suppress(sqlite3.Error, OSError):
         if states.is_symlink():
             return
-        kept = {_state(path, version) for (version,) in db.execute("SELECT version FROM versions WHERE kept")}
-        kept.add(_state(path, LASTING))
+        kept = {state_file(path, version) for (version,) in db.execute("SELECT version FROM versions WHERE kept")}
+        kept.add(state_file(path, LASTING))
         for file in states.iterdir():
             if file not in kept and _state_file(file):
                 file.unlink(missing_ok=True)

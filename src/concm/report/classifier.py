@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from rich.markup import escape
 
-from concm.classifier.classifier import Classifier, Prediction
+from concm.classifier.classifier import Classifier
 from concm.classifier.evaluation import Evaluation
+from concm.classifier.prediction import Prediction
 from concm.records import from_json
 from concm.report.tables import print_whole, ruled, say
 

@@ -16,9 +16,9 @@ from concm.files import write_whole
 from concm.methods import Choice, choose
 from concm.records import to_json
 from concm.report import figures
+from concm.report.cells import MEASURED, cells, line, signed
 from concm.training.recipe import Recipe
 
-MEASURED = ("AHM", "FA", "base", "PD", "last base / novel", "above the curve", "s", "MB", "parameters")
 PUBLISHED = "published AHM / FA (base; backbone)"
 ALIASES = {"imprint": "iw"}
 OURS, PLAIN = "concm", "ncm"
@@ -109,7 +109,7 @@ def _against(found: Table, same: list[Table]) -> list[str]:
         leads = {row.method: getattr(row, name) - value for row in others if getattr(row, name) is not None}
         ranked = sorted(leads.items(), key=lambda pair: -pair[1])
         better, worse = (
-            [f"`{method}` {_signed(lead, 2)}" for method, lead in ranked if (lead > 0) == above]
+            [f"`{method}` {signed(lead, 2)}" for method, lead in ranked if (lead > 0) == above]
             for above in (True, False)
         )
         beaten = f"above it: {', '.join(better)}" if better else "no method above it"
@@ -140,17 +140,17 @@ def _with_own_base_session(owned: list[Table], plain: list[Table]) -> list[str]:
         "is that of plain `ncm` on all that the backbone reads, turned pictures included. Brackets say where the "
         f"schedule is not that of the method's file. {_ahead(owned)}",
         "",
-        _line(*heads),
+        line(*heads),
         "|---" * len(heads) + "|",
     ]
     for other in sorted(owned, key=lambda other: -max(row.ahm for row in _own(other))):
         for row in sorted(_own(other), key=lambda row: -row.ahm):
-            cells = [*_cells(row), *(_ahm(other, name) for name in (PLAIN, OURS)), _published(other, row)]
-            lines.append(_line(f"`{row.method}`", _schedule(other), *cells))
+            figures_there = [*cells(row), *(_ahm(other, name) for name in (PLAIN, OURS)), _published(other, row)]
+            lines.append(line(f"`{row.method}`", _schedule(other), *figures_there))
     for other in plain:
         row = next(row for row in other.rows if row.method == PLAIN)
-        cells = [*_cells(row), *(_ahm(other, name) for name in (PLAIN, OURS)), "control"]
-        lines.append(_line(f"`{PLAIN}`", f"ours: {_varied(other)}", *cells))
+        figures_there = [*cells(row), *(_ahm(other, name) for name in (PLAIN, OURS)), "control"]
+        lines.append(line(f"`{PLAIN}`", f"ours: {_varied(other)}", *figures_there))
     return [*lines, ""]
 
 
@@ -173,7 +173,7 @@ def _beside_papers(found: Table, rows: list[Row]) -> list[str]:
         f"On the shared features nearest class mean alone has an AHM of {control}. A method that is far above its "
         "paper there owes that to the backbone first.",
         "",
-        _line(*heads),
+        line(*heads),
         "|---" * len(heads) + "|",
     ]
     for row in sorted(rows, key=lambda row: row.method):
@@ -184,18 +184,18 @@ def _beside_papers(found: Table, rows: list[Row]) -> list[str]:
         words = remarks(found.scenario).get(row.method)
         if abs(off) < FAR:
             words = words or f"within {FAR:g} points of AHM"
-        cells = (_signed(off, 1), _signed(row.fa - (printed.fa or 0), 1), words or "not reproduced")
-        lines.append(_line(f"`{row.method}`", *cells))
+        there = (signed(off, 1), signed(row.fa - (printed.fa or 0), 1), words or "not reproduced")
+        lines.append(line(f"`{row.method}`", *there))
     return [*lines, ""]
 
 
 def _explained(rows: list[Row]) -> list[str]:
     heads = ("method", "paper", "group", "needs", "here")
-    lines = ["## What each method is, needs and leaves out", "", _line(*heads), "|---" * len(heads) + "|"]
+    lines = ["## What each method is, needs and leaves out", "", line(*heads), "|---" * len(heads) + "|"]
     for row in sorted(rows, key=lambda row: row.method):
         choice = choose(row.method)
         entry, needs = choice.entry, ", ".join(choice.needs) or "nothing more"
-        lines.append(_line(f"`{row.method}`", entry.paper, entry.group, needs, _here(choice)))
+        lines.append(line(f"`{row.method}`", entry.paper, entry.group, needs, _here(choice)))
     return lines
 
 
@@ -252,45 +252,15 @@ def _ran(found: Table) -> str:
 
 
 def _table(found: Table, rows: list[Row]) -> list[str]:
-    lines = [_line("method", *MEASURED, PUBLISHED), "|---" * (len(MEASURED) + 2) + "|"]
+    lines = [line("method", *MEASURED, PUBLISHED), "|---" * (len(MEASURED) + 2) + "|"]
     for row in sorted(rows, key=lambda row: -row.ahm):
-        lines.append(_line(f"`{row.method}`", *_cells(row), _published(found, row)))
+        lines.append(line(f"`{row.method}`", *cells(row), _published(found, row)))
     return lines
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    return (
-        f"{row.ahm:.2f} ± {row.ahm_std:.2f}",
-        f"{row.fa:.2f} ± {row.fa_std:.2f}",
-        f"{row.base_acc:.2f}",
-        f"{row.pd:.2f}",
-        f"{row.last_base:.1f} / {row.last_novel:.1f}",
-        _above(row),
-        f"{row.seconds:.1f}",
-        "–" if row.memory_bytes is None else f"{row.memory_bytes / 1e6:.1f}",
-        "–" if row.parameters is None else f"{row.parameters:,.0f}",
-    )
-
-
-def _above(row: Row) -> str:
-    if row.above_curve is None:
-        return "–"
-    if row.above_interval is None:
-        return _signed(row.above_curve, 1)
-    return f"{_signed(row.above_curve, 2)} ({' to '.join(_signed(end, 2) for end in row.above_interval)})"
 
 
 def _ahm(found: Table, method: str) -> str:
     row = found.row(method)
     return "not run" if row is None else f"{row.ahm:.2f}"
-
-
-def _signed(value: float, digits: int) -> str:
-    return f"{value:+.{digits}f}".replace("-", "−")
-
-
-def _line(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _key(name: str) -> str:

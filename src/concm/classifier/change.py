@@ -1,0 +1,106 @@
+"""A change of a store: one version in the making, which nobody sees before it is committed."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from concm.classifier import database
+from concm.classifier.rows import LASTING, VersionRow, class_id, lines, now, state_file
+from concm.errors import ConcmError
+from concm.files import save_tensors
+
+KEEP = 20  # how many versions, the current one among them, keep their state: undo goes back as far as these
+KIND = "concm-state-2"
+
+
+class Change:
+    """A version in the making: an open transaction that only its own process can see."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        self._open, self._path = db, path
+        row = db.execute("INSERT INTO versions (action, detail, created, classes, photos) VALUES ('', '', '', 0, 0)")
+        self.version = int(row.lastrowid or 0)
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        if not self._open.in_transaction:  # a statement would now stand alone, and be visible at once
+            raise RuntimeError("this change is over; begin another with store.writing()")
+        return self._open
+
+    def describe(self, meta: Mapping[str, Any]) -> None:
+        """Say what features depend on, as `create` did: another process may have said otherwise since."""
+        if self._db.execute("SELECT count(*) FROM versions").fetchone()[0] > 1:
+            raise ConcmError(f"the store at {self._path} has been made by another process meanwhile")
+        self._db.execute("UPDATE store SET meta = ?", (json.dumps(meta),))
+
+    def add_class(self, name: str, base: bool) -> None:
+        """Add a class, as the engine's last column."""
+        if self._db.execute("SELECT 1 FROM classes WHERE name = ? AND removed IS NULL", (name,)).fetchone():
+            raise ConcmError(f"the store at {self._path} already has a class called {name!r}; forget it first")
+        self._db.execute("INSERT INTO classes (name, base, added) VALUES (?, ?, ?)", (name, base, self.version))
+
+    def add_photo(self, class_name: str, label: str, digest: str, features: Tensor, thumbnail: bytes) -> None:
+        """Add a photo to a class, old or new; `features` (1 + views, d) are those of the photo and its views."""
+        if features.ndim != 2:
+            raise ValueError(f"features must be (1 + views, d), not {tuple(features.shape)}")
+        packed = features.detach().to("cpu", torch.float32).numpy().tobytes()
+        self._db.execute(
+            "INSERT INTO photos (class, added, label, digest, rows, features, thumbnail) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (class_id(self._db, self._path, class_name), self.version, label, digest, len(features), packed, thumbnail),
+        )
+
+    def remove_class(self, name: str) -> None:
+        """Remove a class and its photos; they stay in the file for as long as undo can bring them back."""
+        which = class_id(self._db, self._path, name)
+        self._db.execute("UPDATE classes SET removed = ? WHERE id = ?", (self.version, which))
+
+    def has_photo(self, digest: str) -> str | None:
+        """The class that already has this picture, also one added by this change."""
+        row = self._db.execute(
+            "SELECT name FROM photos JOIN classes ON classes.id = class WHERE digest = ? AND removed IS NULL", (digest,)
+        ).fetchone()
+        return None if row is None else str(row[0])
+
+    def commit(
+        self,
+        action: str,
+        detail: str,
+        state_tensors: Mapping[str, Tensor],
+        state_meta: Mapping[str, Any],
+        lasting: Mapping[str, Tensor] | None = None,
+    ) -> VersionRow:
+        """Make the change the current version: durable and visible to all when this returns.
+
+        The first version may leave `lasting` tensors, which are then part of every later state without being repeated.
+        """
+        db = self._db
+        has = state_file(self._path, LASTING).exists()
+        if lasting is not None:
+            if db.execute("SELECT count(*) FROM versions").fetchone()[0] > 1:
+                raise ValueError("only the first version can leave lasting tensors")
+            save_tensors(state_file(self._path, LASTING), KIND, lasting, {})
+        meta = {"state": state_meta, "lasting": has or lasting is not None}
+        save_tensors(state_file(self._path, self.version), KIND, state_tensors, meta)
+        database.sync(self._path / "states")
+        database.sync(self._path)
+        db.execute("DELETE FROM classes WHERE added = removed")
+        db.execute(
+            "UPDATE versions SET action = ?, detail = ?, created = ?,"
+            " classes = (SELECT count(*) FROM classes WHERE removed IS NULL),"
+            " photos = (SELECT count(*) FROM photos JOIN classes ON classes.id = class WHERE removed IS NULL)"
+            " WHERE version = ?",
+            (action, detail, now(), self.version),
+        )
+        newest = "SELECT version FROM versions WHERE kept ORDER BY version DESC LIMIT ?"
+        db.execute(f"UPDATE versions SET kept = 0 WHERE kept AND version NOT IN ({newest})", (KEEP,))
+        db.execute("DELETE FROM classes WHERE removed <= (SELECT min(version) FROM versions WHERE kept)")
+        line = lines(db)[-1]
+        db.execute("COMMIT")
+        return line

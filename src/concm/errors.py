@@ -30,6 +30,13 @@ def at_least(least: int, **values: float) -> None:
             raise Misuse(f"`{name}` must be at least {least}, not {value}")
 
 
+def at_most(most: int, **values: float) -> None:
+    """Refuse an argument whose value is too large."""
+    for name, value in values.items():
+        if value > most:
+            raise Misuse(f"`{name}` must be at most {most:,}, not {value:,}")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint for a mistyped name: the nearest one, or what there is."""
     known = sorted(known)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import secrets
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,15 +22,18 @@ from concm.errors import ConcmError
 
 @contextmanager
 def replacing(path: Path, way_out: str = "") -> Iterator[Path]:
-    """A draft beside `path` that takes its place in one step on success, and disappears on failure."""
+    """A draft beside `path` that takes its place in one step on success, and disappears on failure.
+
+    Only a regular file is ever replaced: a device, a pipe or a folder is refused. Rights follow the umask.
+    """
     draft = None
+    if path.exists() and not path.is_file():
+        raise ConcmError(f"cannot write {path}: it is a {'folder' if path.is_dir() else 'device or a pipe'}{way_out}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
-        os.close(handle)
-        draft = Path(name)
+        draft = path.parent / f".draft-{secrets.token_hex(8)}"
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         yield draft
-        draft.chmod(0o644)
         os.replace(draft, path)
     except OSError as error:
         raise ConcmError(f"cannot write {path}: {error.strerror or error}{way_out}") from error
@@ -39,7 +43,11 @@ def replacing(path: Path, way_out: str = "") -> Iterator[Path]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace `path`: a crash or a full disk leaves the old file, and no draft."""
+    """Replace `path`: a crash or a full disk leaves the old file, and no draft; `-` is standard output."""
+    if str(path) in ("-", "/dev/stdout"):
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+        return
     with replacing(path) as draft, draft.open("wb") as file:
         file.write(data)
         file.flush()

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from concm.classifier import store as module
 from concm.classifier import database
+from concm.classifier import store as module
 from concm.classifier.change import KEEP, Change
 from concm.classifier.store import Store
 from concm.errors import ConcmError

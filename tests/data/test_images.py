@@ -428,3 +428,37 @@ def test_a_format_that_is_not_listed_is_no_picture_whatever_the_file_is_called(t
     Image.fromarray(noise(0, 16, 16)).save(file, form)
     with pytest.raises(BrokenPicture, match="not an image format"):
         decode(file, 8)
+
+
+def test_a_pipe_and_a_device_are_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "zero.jpg").symlink_to("/dev/zero")
+    for name in ("pipe.jpg", "zero.jpg"):
+        with pytest.raises(BrokenPicture, match="no regular file"):
+            decode(tmp_path / name, 8)
+        with pytest.raises(BrokenPicture, match="no regular file"):
+            cached([tmp_path / name], 8)
+
+
+def test_a_file_larger_than_any_picture_is_refused_by_its_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "MAX_BYTES", 10)
+    (tmp_path / "large.png").write_bytes(encoded(Image.fromarray(noise(0))))
+    with pytest.raises(BrokenPicture, match="bytes; at most"):
+        decode(tmp_path / "large.png", 8)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1.5, -0.5, 1e9])
+def test_a_float_picture_whose_range_is_not_clear_is_refused_and_not_black(value):
+    pixels = np.full((8, 8), 0.5, np.float32)
+    pixels[0, 0] = value
+    with pytest.raises(BrokenPicture, match="values"):
+        decode(encoded(Image.fromarray(pixels), "TIFF"), 8)
+
+
+@pytest.mark.parametrize(("top", "mode"), [(1.0, np.float32), (255.0, np.float32), (65535, np.uint16)])
+def test_a_deep_grey_has_its_level_however_large_it_is(top, mode):
+    for side in (8, 64):
+        pixels = np.full((side, side), top / 2, np.float64).astype(mode)
+        pixels[0, 0] = top
+        found = decode(encoded(Image.fromarray(pixels), "TIFF"), 8)
+        assert abs(int(found[4, 4, 0]) - 127) <= 1

@@ -163,6 +163,7 @@ class Classifier:
         if (found := self._found()) is not None:
             found.close()
             raise Misuse(f"the store at {self.path} is fitted already: teach it more with learn, or use another folder")
+        Store.refuse_unwritable(self.path)
         groups = by_class(photos)
         if len(groups) < 2:
             raise Misuse(f"fit needs two classes or more, and there is only {next(iter(groups))!r}")
@@ -172,7 +173,7 @@ class Classifier:
         plan = rehearse(base, settings, unseen=unseen, seed=self.seed, device=self.device)
         engine = Engine(plan.settings, seed=self.seed, device=self.device)
         engine.fit_base(base)
-        store = Store.create(self.path, self._meta())
+        store = Store.create(self.path, self._meta(), self._waiting, self._wait)
         if not unseen:
             self._encoder.save(self.path / "backbone.safetensors")
         with store.writing(self._waiting, self._wait) as change:

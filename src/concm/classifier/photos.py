@@ -98,6 +98,8 @@ def find_photos(words: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """The pictures that files, folders (with subfolders) and globs stand for, in order and without repetition."""
     found: dict[Path, None] = {}
     for word in words:
+        if not os.fspath(word):
+            raise Misuse("an empty word is no photo; the current folder is `.`")
         path = Path(word)
         if os.path.isdir(path):  # unlike Path.is_dir, no name is too long to be asked for
             inside = list(pictures_under(path))

@@ -8,6 +8,7 @@ then makes one transaction: whatever kills the process leaves a whole version be
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 import threading
@@ -77,13 +78,28 @@ class Store:
         if path.is_file() or (path.is_dir() and not all(map(_ours, path.iterdir()))):
             raise ConcmError(f"{_nothing(path)}; choose a new folder")
 
+    @staticmethod
+    def refuse_unwritable(path: str | Path) -> None:
+        """Find out before any work whether a store can be made here."""
+        place = Path(path).absolute()
+        while not place.exists():
+            place = place.parent
+        if not os.access(place, os.W_OK):
+            raise ConcmError(f"cannot make a store at {path}: nothing may be written to {place}")
+
     @classmethod
     def open(cls, path: str | Path) -> Store:
         """The store in this folder, brought up to date where an older concm made it."""
         return cls(path)
 
     @classmethod
-    def create(cls, path: str | Path, meta: Mapping[str, Any]) -> Store:
+    def create(
+        cls,
+        path: str | Path,
+        meta: Mapping[str, Any],
+        waiting: Callable[[], None] | None = None,
+        timeout: float | None = None,
+    ) -> Store:
         """A new, empty store; `meta` (backbone, weights, transform: what features depend on) is fixed for good."""
         path = Path(path)
         cls.refuse_foreign(path)
@@ -91,7 +107,7 @@ class Store:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConcmError(f"cannot make a store at {path}: {error.strerror or error}") from error
-        with database.sentences(path), database.locked(path, None, None):
+        with database.sentences(path), database.locked(path, waiting, timeout):
             if cls.exists(path):
                 with cls(path) as old:
                     if old.version:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from concm.backbones.encoder import Encoder
 from concm.classifier.photos import Photo, Picture, called
-from concm.data.images import PIXELS_VERSION, BrokenPicture, cache_folder, in_threads
+from concm.data.images import PIXELS_VERSION, BrokenPicture, cache_folder, in_threads, refuse_odd_file
 from concm.records import to_json
 
 BATCH = 32
@@ -57,7 +57,8 @@ def encoded(
         number, picture = item
         name = called(picture, number)
         if cache is not None and isinstance(picture, str | os.PathLike):
-            with suppress(OSError):
+            with suppress(OSError, BrokenPicture):  # whatever is wrong with it is said when it is read as a picture
+                refuse_odd_file(Path(picture))
                 picture = Path(picture).read_bytes()
         key = cache.key(picture) if cache is not None and isinstance(picture, bytes) else None
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from concm.cli.options import Machine, PictureOptions, changes, given, resume_command
-from concm.errors import Misuse, at_least
+from concm.errors import Misuse, at_least, at_most
 from concm.training.recipe import Recipe, Schedule
 
 if TYPE_CHECKING:
@@ -216,6 +216,7 @@ def bank(
         Also draw the accuracies by session into this file (.png, .svg, .pdf).
     """
     at_least(1, draws=draws)
+    at_most(10_000, draws=draws)
     at_least(0, seed=seed)
     from concm.evaluation.controls import nearest_mean
     from concm.features.bank import Bank

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from concm.cli.options import Machine
-from concm.errors import ConcmError, Misuse, at_least
+from concm.errors import ConcmError, Misuse, at_least, at_most
 
 if TYPE_CHECKING:
     from concm.evaluation.statistics import Table
@@ -86,6 +86,7 @@ def bench(
 
     at_least(1, draws=draws, seeds=seeds, jobs=1 if jobs is None else jobs)
     at_least(0, seed=seed)
+    at_most(10_000, draws=draws, seeds=seeds)
     chosen = Machine(device=device).accelerator()
     if beside and leaderboard is None:
         raise Misuse("`beside` goes with `leaderboard`, the page that shows those tables")

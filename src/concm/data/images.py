@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
+import stat
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +28,8 @@ Broken = Literal["refuse", "skip"]
 MAX_PIXELS = 89_000_000
 FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM")
 """What is opened, whatever a file is called: no format whose reader runs another program."""
-PIXELS_VERSION = 2
+MAX_BYTES = 500_000_000
+PIXELS_VERSION = 3
 """Version of the pixels that decoding gives; it must be raised when they change."""
 _ELSEWHERE = "; set CONCM_CACHE to a folder elsewhere"
 T = TypeVar("T")
@@ -62,6 +65,8 @@ def decode(data: bytes | Path | Image.Image, side: int) -> NDArray[np.uint8]:
     try:
         if isinstance(data, Image.Image):
             return _pixels(data, name, side)
+        if isinstance(data, Path):
+            refuse_odd_file(data)
         with Image.open(data if isinstance(data, Path) else io.BytesIO(data), formats=formats) as image:
             image.draft("RGB", (2 * side, 2 * side))
             return _pixels(image, name, side)
@@ -69,6 +74,15 @@ def decode(data: bytes | Path | Image.Image, side: int) -> NDArray[np.uint8]:
         raise
     except Exception as error:
         raise BrokenPicture(name, f"cannot be read as a picture ({_reason(error)})") from error
+
+
+def refuse_odd_file(path: Path) -> None:
+    """Refuse what never ends or never begins: a pipe, a device, a file larger than any picture that is read."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise BrokenPicture(str(path), "cannot be read as a picture (it is no regular file)")
+    if status.st_size > MAX_BYTES:
+        raise BrokenPicture(str(path), f"has {status.st_size:,} bytes; at most {MAX_BYTES // 10**6} million are read")
 
 
 def _pixels(image: Image.Image, name: str, side: int) -> NDArray[np.uint8]:
@@ -80,7 +94,8 @@ def _pixels(image: Image.Image, name: str, side: int) -> NDArray[np.uint8]:
     if frames > 1 and image.format != "MPO":  # an MPO file of a camera is one photo and a preview
         raise BrokenPicture(name, f"has {frames} frames; save the one that is meant as a separate picture")
     turn = _TURNS.get(image.getexif().get(0x0112, 1))
-    upright = _rgb(image if turn is None else image.transpose(turn))
+    plain = _grey(image, name, side) if image.mode in DEEP else image
+    upright = _rgb(plain if turn is None else plain.transpose(turn))
     return np.asarray(_square(upright, side), dtype=np.uint8)
 
 
@@ -104,17 +119,32 @@ def _reason(error: Exception) -> str:
     return "not an image format" if isinstance(error, UnidentifiedImageError) else str(error)
 
 
+DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
+"""Modes of greys with more than eight bits."""
+
+
+def _grey(image: Image.Image, name: str, side: int) -> Image.Image:
+    """An eight-bit grey from a deeper one, scaled rather than clipped; a large one is shrunk on the way, for memory."""
+    values = np.asarray(image)
+    highest, lowest = float(values.max(initial=0)), float(values.min(initial=0))
+    if image.mode == "F":
+        if not math.isfinite(highest + lowest):
+            raise BrokenPicture(name, "has values that are no numbers")
+        if lowest < 0 or 1 < highest <= 2 or highest > 65535:
+            raise BrokenPicture(name, f"has values from {lowest:g} to {highest:g}; they should end at 1, 255 or 65535")
+    top = 1.0 if image.mode == "F" and highest <= 1 else 65535.0
+    if image.mode in ("I", "F") and 1 < highest <= 255:
+        top = 255.0
+    block = max(1, min(values.shape) // (2 * side))
+    if block > 1:
+        height, width = (length // block * block for length in values.shape)
+        values = values[:height, :width].reshape(height // block, block, width // block, block)
+        values = values.mean((1, 3), dtype=np.float32)
+    return Image.fromarray((values.astype(np.float64).clip(0, top) / top * 255).round().astype(np.uint8))
+
+
 def _rgb(image: Image.Image) -> Image.Image:
-    """RGB from any mode: transparency on white, 16-bit and float greys scaled instead of clipped."""
-    if image.mode in ("I;16", "I;16B", "I;16L", "I", "F"):
-        grey = np.asarray(image, dtype=np.float64)
-        highest = grey.max(initial=0)
-        top = 65535.0
-        if image.mode == "F" and highest <= 1:
-            top = 1.0
-        elif image.mode in ("I", "F") and highest <= 255:
-            top = 255.0
-        return Image.fromarray((grey.clip(0, top) / top * 255).round().astype(np.uint8), "L").convert("RGB")
+    """RGB from any mode of eight bits, with transparency over white."""
     if image.has_transparency_data:
         layers = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers).convert("RGB")
@@ -242,7 +272,12 @@ def _digests(paths: Sequence[Path]) -> str:
     if ledger.exists() and len(known := ledger.read_text()) == 32:
         return known
     together = hashlib.blake2b(digest_size=16)
-    for digest in in_threads(lambda path: hashlib.blake2b(path.read_bytes()).digest(), paths, "reading files"):
+
+    def content(path: Path) -> bytes:
+        refuse_odd_file(path)
+        return hashlib.blake2b(path.read_bytes()).digest()
+
+    for digest in in_threads(content, paths, "reading files"):
         together.update(digest)
     with replacing(ledger, _ELSEWHERE) as draft:
         draft.write_text(together.hexdigest())

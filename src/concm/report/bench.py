@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table as RichTable
 
-from concm.errors import at_least
+from concm.errors import at_least, at_most
 from concm.evaluation.bench import run_in_memory
 from concm.evaluation.results import Result
 from concm.evaluation.statistics import CONTROL, Row, Table
@@ -65,6 +65,7 @@ def bench(
     """
     at_least(1, draws=draws, seeds=seeds)
     at_least(0, seed=seed)
+    at_most(10_000, draws=draws, seeds=seeds)
     chosen = Bank.bundled() if bank is None else bank
     lists = None if splits is None else Path(splits)
     results = run_in_memory(methods, chosen, draws=draws, seeds=seeds, seed=seed, device=device, splits=lists)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import threading
 from contextlib import closing
 from functools import partial
@@ -284,7 +284,7 @@ def test_a_full_disk_leaves_all_as_it_was(used, tmp_path, monkeypatch, change, p
     states = sorted((used.path / "states").iterdir())
     with monkeypatch.context() as then:
         then.setattr(
-            *{"draft": (tempfile, "mkstemp"), "sync": (os, "fsync"), "rename": (os, "replace")}[place], no_room
+            *{"draft": (secrets, "token_hex"), "sync": (os, "fsync"), "rename": (os, "replace")}[place], no_room
         )
         with pytest.raises(ConcmError, match="No space left on device"):
             CHANGES[change](used)

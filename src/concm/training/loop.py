@@ -1,4 +1,8 @@
-"""The training loop of the base session, on Fabric: one process or many, interrupted or not, the same weights."""
+"""The training loop of the base session, on Fabric: one process or many, interrupted or not, the same weights.
+
+ResNet-12 on CIFAR-100's 60 base classes: 84.08 % base accuracy in 472 seconds on one H200 (one run of 400 epochs;
+docs/results/cifar100-resnet12.json).
+"""
 
 from __future__ import annotations
 

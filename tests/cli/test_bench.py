@@ -17,7 +17,7 @@ from tests.support.data import make_bank
 from tests.support.tiny import CONCM, call, environment, sentence, typed
 
 QUICK = "concm:base_steps=2,steps=2,calibration.steps=2,hidden=16"
-METHODS = ["ncm", QUICK, "ncm_bias"]
+METHODS = ["ncm", QUICK, "ncm_metric", "ncm_bias"]
 KEYS = {"method", "ahm", "ahm_std", "fa", "fa_std", "base_acc", "pd", "nacc", "seconds", "hm"}
 
 
@@ -69,8 +69,8 @@ def test_the_table_has_the_methods_and_the_controls(bench):
 
 
 def test_every_row_is_told_where_it_stands_against_the_control(bench):
-    lines = [line for line in bench[0].stdout.splitlines() if "the curve of nearest class mean" in line]
-    assert [line.partition(": after")[0] for line in lines] == METHODS[1:]
+    lines = [line for line in bench[0].stdout.splitlines() if "the curve of ncm_metric" in line]
+    assert [line.partition(": after")[0] for line in lines] == [method for method in METHODS if method != "ncm_metric"]
 
 
 def test_the_json_has_the_agreed_keys(bench):
@@ -88,7 +88,7 @@ def test_the_printed_figures_are_those_of_the_files(bench):
     done, out = bench
     printed = table_of(done.stdout)
     runs = [Result.load(path) for path in out.glob("folder-*.json")]
-    assert len(runs) == 6
+    assert len(runs) == 8
     for row in json.loads((out / "table.json").read_text())["rows"]:
         own = [run.summary for run in runs if run.heading.label == row["method"]]
         assert row["ahm"] == pytest.approx(sum(summary.ahm for summary in own) / 2)
@@ -117,7 +117,7 @@ def test_a_second_call_says_that_all_is_done_and_does_nothing_again(bench, bank,
     before = {path: path.stat().st_mtime_ns for path in out.glob("folder-*.json")}
     assert call(*words(bank, out, "--method", "ncm", "--method", QUICK, jobs=2)) == 0
     said = capsys.readouterr()
-    assert sentence(said.err) == f"6 of 6 runs are finished in {out}"
+    assert sentence(said.err) == f"8 of 8 runs are finished in {out}"
     assert table_of(said.out) == table_of(done.stdout)
     assert {path: path.stat().st_mtime_ns for path in out.glob("folder-*.json")} == before
 
@@ -127,8 +127,8 @@ def test_what_is_missing_is_done_and_the_rest_is_kept(bench, bank, tmp_path, cap
         (tmp_path / path.name).write_bytes(path.read_bytes())
     assert call(*words(bank, tmp_path, "--method", QUICK, draws=1)) == 0
     said = capsys.readouterr()
-    assert sentence(said.err) == f"2 of 3 runs are finished in {tmp_path}"
-    assert list(table_of(said.out)) == [QUICK, "ncm", "ncm_bias"]
+    assert sentence(said.err) == f"3 of 4 runs are finished in {tmp_path}"
+    assert list(table_of(said.out)) == [QUICK, "ncm_metric", "ncm", "ncm_bias"]
 
 
 def test_a_damaged_result_is_named_with_the_way_out(bench, bank, tmp_path, capsys):
@@ -159,7 +159,7 @@ def test_the_bank_can_be_cut_otherwise(bank, tmp_path, capsys, more, summary, fi
     said = capsys.readouterr()
     assert summary in said.out
     assert said.err == ""
-    assert [len(row["hm"]) for row in json.loads(file.read_text())["rows"]] == [figures] * 2
+    assert [len(row["hm"]) for row in json.loads(file.read_text())["rows"]] == [figures] * 3
 
 
 def test_the_picture_goes_where_it_is_wanted(bank, tmp_path, capsys):
@@ -315,7 +315,7 @@ def test_a_table_or_picture_that_cannot_be_written_is_named_and_the_runs_are_kep
     for place in (tmp_path / "file" / "x.png", tmp_path):
         assert call(*words(bank, tmp_path / "out", "--method", "ncm", option, place, draws=1)) == 1
         assert str(place) in capsys.readouterr().err.splitlines()[-1]
-        assert len(list((tmp_path / "out").glob("folder-*.json"))) == 2
+        assert len(list((tmp_path / "out").glob("folder-*.json"))) == 3
 
 
 def test_mistakes_typed_into_a_shell_show_no_traceback(bank, tmp_path):
@@ -385,12 +385,12 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_does_the_rest(bank, 
     assert code == 1
     assert sentence(said) == f"interrupted; finished runs are in {out}, the same command does the rest"
     kept = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    assert 1 <= len(kept) < 8
+    assert 1 <= len(kept) < 12
     assert [path for path in kept if path.suffix != ".json"] == []  # no drafts
     assert all(Result.load(path).summary for path in kept)
     assert call(*words(bank, out, "--method", "ncm", draws=4)) == 0
-    assert sentence(capsys.readouterr().err) == f"{len(kept)} of 8 runs are finished in {out}"
-    assert len(list(out.glob("folder-*.json"))) == 8
+    assert sentence(capsys.readouterr().err) == f"{len(kept)} of 12 runs are finished in {out}"
+    assert len(list(out.glob("folder-*.json"))) == 12
     assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
 
 

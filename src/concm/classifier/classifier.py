@@ -28,6 +28,7 @@ from concm.classifier.change import Change
 from concm.classifier.confidence import Confidence, Usual
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.evaluation import evaluate as measure
+from concm.classifier.folder import refuse_foreign, refuse_unwritable
 from concm.classifier.lesson import Lesson
 from concm.classifier.photos import UNKNOWN, Picture, by_class, printable
 from concm.classifier.prediction import Known, Prediction, check_rate, listed, under, whole
@@ -103,7 +104,7 @@ class Classifier:
         self._backbone = backbone
         self._store = self._found()
         if self._store is None:
-            Store.refuse_foreign(self.path)
+            refuse_foreign(self.path)
         elif backbone is not None:
             _ = self._encoder  # refuses a backbone that is not the store's
         self._cached: Known | None = None
@@ -163,7 +164,7 @@ class Classifier:
         if (found := self._found()) is not None:
             found.close()
             raise Misuse(f"the store at {self.path} is fitted already: teach it more with learn, or use another folder")
-        Store.refuse_unwritable(self.path)
+        refuse_unwritable(self.path)
         groups = by_class(photos)
         if len(groups) < 2:
             raise Misuse(f"fit needs two classes or more, and there is only {next(iter(groups))!r}")

@@ -8,8 +8,6 @@ then makes one transaction: whatever kills the process leaves a whole version be
 from __future__ import annotations
 
 import json
-import os
-import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from concm.classifier import database
 from concm.classifier.change import KEEP, KIND, Change
+from concm.classifier.folder import is_state_file, no_store, refuse_foreign
 from concm.classifier.rows import (
     LASTING,
     ClassRow,
@@ -37,10 +36,6 @@ from concm.classifier.rows import (
 from concm.errors import ConcmError
 from concm.files import load_tensors, replacing
 
-_STORE_FILE = re.compile(r"store\.db(-wal|-shm|-journal)?|store\.lock")
-_STATE_FILE = re.compile(r"([0-9]+|lasting)\.safetensors")
-_DRAFT = re.compile(r"\.draft-\w+")
-
 
 class Store:
     """One store, for any number of threads; processes that fork open it again."""
@@ -48,7 +43,7 @@ class Store:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.exists(self.path):
-            raise ConcmError(_nothing(self.path))
+            raise ConcmError(no_store(self.path))
         if (self.path / "states").is_symlink():
             raise ConcmError(f"{self.path / 'states'} is a link; a store keeps its states in a folder of its own")
         self._mutex = threading.RLock()
@@ -71,22 +66,6 @@ class Store:
         """Whether there is a store in this folder."""
         return database.file(Path(path)).is_file()
 
-    @staticmethod
-    def refuse_foreign(path: str | Path) -> None:
-        """A new store moves into an empty folder, or one where making a store was interrupted; nowhere else."""
-        path = Path(path)
-        if path.is_file() or (path.is_dir() and not all(map(_ours, path.iterdir()))):
-            raise ConcmError(f"{_nothing(path)}; choose a new folder")
-
-    @staticmethod
-    def refuse_unwritable(path: str | Path) -> None:
-        """Find out before any work whether a store can be made here."""
-        place = Path(path).absolute()
-        while not place.exists():
-            place = place.parent
-        if not os.access(place, os.W_OK):
-            raise ConcmError(f"cannot make a store at {path}: nothing may be written to {place}")
-
     @classmethod
     def open(cls, path: str | Path) -> Store:
         """The store in this folder, brought up to date where an older concm made it."""
@@ -102,7 +81,7 @@ class Store:
     ) -> Store:
         """A new, empty store; `meta` (backbone, weights, transform: what features depend on) is fixed for good."""
         path = Path(path)
-        cls.refuse_foreign(path)
+        refuse_foreign(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -277,31 +256,6 @@ class Store:
                 _sweep(db, self.path)
 
 
-def _ours(entry: Path) -> bool:
-    """Whether a store whose making was interrupted may have left this: exact names, and no link to elsewhere."""
-    if entry.is_symlink():
-        return False
-    if entry.name == "states":
-        return database.file(entry.parent).is_file() and entry.is_dir() and all(map(_state_file, entry.iterdir()))
-    if entry.name == "backbone.safetensors":
-        return database.file(entry.parent).is_file()
-    return entry.is_file() and bool(_STORE_FILE.fullmatch(entry.name) or _DRAFT.fullmatch(entry.name))
-
-
-def _state_file(file: Path) -> bool:
-    """Whether a store wrote this into its folder of states."""
-    named = _STATE_FILE.fullmatch(file.name) or _DRAFT.fullmatch(file.name)
-    return named is not None and file.is_file() and not file.is_symlink()
-
-
-def _nothing(path: Path) -> str:
-    if path.is_file():
-        return f"{path} is a file; a store is a folder"
-    if path.is_dir() and any(path.iterdir()):
-        return f"{path} is not a store: the folder belongs to another program or holds something else"
-    return f"there is no store at {path}; `fit` makes one"
-
-
 def _sweep(db: sqlite3.Connection, path: Path) -> None:
     """Remove the states of killed writers and of versions that are no longer kept; what fails is left to the next."""
     states = path / "states"
@@ -311,5 +265,5 @@ def _sweep(db: sqlite3.Connection, path: Path) -> None:
         kept = {state_file(path, version) for (version,) in db.execute("SELECT version FROM versions WHERE kept")}
         kept.add(state_file(path, LASTING))
         for file in states.iterdir():
-            if file not in kept and _state_file(file):
+            if file not in kept and is_state_file(file):
                 file.unlink(missing_ok=True)

@@ -1,7 +1,9 @@
 """ConCM (ICLR 2026), Algorithm 1: calibrated prototypes, a structure re-matched at every session, a small projector.
 
 CIFAR-100 from the bundled bank, 8 sessions: AHM 61.76, FA 60.25 in 7 seconds on one CPU core (mean of 5 draws;
-docs/results/bench.json). Nothing here depends on how many classes or sessions are still to come, except in variants that ask for it.
+docs/results/bench.json).
+
+Nothing here depends on how many classes or sessions are still to come, except in variants that ask for it.
 """
 
 from __future__ import annotations

@@ -80,6 +80,7 @@ def test_no_file_holds_more_than_one_idea_can_take():
 
 LONG = {
     "classifier/classifier.py": "all that a user calls, most of it documentation",
+    "classifier/store.py": "one format on disk: reading, transactions, checks and the copy",
     "cli/photos.py": "one command after the other, most of it help",
     "methods/mamba_fscil.py": "one method in one file: a scan, an objective and the sessions",
 }
@@ -91,7 +92,7 @@ PUBLIC = {
     "Bank": "from_arrays load bundled digest base_session parts backbone dimension vary save",
     "BenchTable": "rows to_markdown to_latex to_csv to_json plot",
     "Classifier": "close store classes classes_ history version fit learn forget undo predict stream predict_proba "
-    "evaluate export",
+    "evaluate verify backup export",
     "ConCM": "fit learn partial_fit decision_function predict_proba predict score get_params set_params",
     "ConcmError": "code",
     "Misuse": "code",

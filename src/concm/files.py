@@ -54,16 +54,28 @@ def write_whole(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Write tensors with JSON metadata; `kind` names the sort of file, so that none is taken for another."""
+def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:
+    """Write tensors with JSON metadata, and return a digest of the file.
+
+    `kind` names the sort of file, so that none is taken for another.
+    """
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_whole(path, save(plain, metadata={"kind": kind, "meta": json.dumps(meta)}))
+    data = save(plain, metadata={"kind": kind, "meta": json.dumps(meta)})
+    write_whole(path, data)
+    return content_digest(data)
 
 
-def load_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_tensors` wrote."""
+def content_digest(data: bytes) -> str:
+    """Of a file's bytes."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def load_tensors(path: Path, kind: str, expected: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_tensors` wrote; a file whose digest is not the `expected` one is refused."""
     what = kind.rsplit("-", 1)[0].removeprefix("concm-")
     try:
+        if expected is not None and content_digest(path.read_bytes()) != expected:
+            raise ConcmError(f"{path} is damaged: it is not the {what} file that was written")
         with safe_open(path, framework="pt") as file:
             head = file.metadata() or {}
             if head.get("kind") != kind:

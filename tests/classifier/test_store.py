@@ -249,10 +249,10 @@ def test_a_state_that_is_undone_while_it_is_read_gives_the_one_before(store: Sto
     learn(store, "cat")
     load = module.load_tensors
 
-    def slow(path: Path, kind: str) -> Any:
+    def slow(*words: Any) -> Any:
         if store.version == 2:
             store.undo()
-        return load(path, kind)
+        return load(*words)
 
     monkeypatch.setattr(module, "load_tensors", slow)
     assert store.state()[1] == {"classes": 1, "photos": 2}
@@ -427,7 +427,7 @@ def test_a_state_that_is_missing_or_damaged_is_named_and_undo_is_the_way_out(sto
     learn(store, "dog")
     learn(store, "cat")
     (store.path / "states" / "2.safetensors").write_bytes(b"damage")
-    with pytest.raises(ConcmError, match=r"version 2 .* damaged .* undo"):
+    with pytest.raises(ConcmError, match=r"version 2 .* damaged.* undo"):
         store.state()
     (store.path / "states" / "2.safetensors").unlink()
     with pytest.raises(ConcmError, match=r"version 2 .* no state file .* undo"):
@@ -476,11 +476,16 @@ def test_an_older_store_is_brought_up_to_date_whole_or_not_at_all(store: Store, 
         Store.open(store.path)
 
 
-def test_a_store_of_the_first_schema_learns_to_keep_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with monkeypatch.context() as then:
-        then.setattr(database, "MIGRATIONS", database.MIGRATIONS[:1])
-        with Store.create(tmp_path / "old", META) as old:
-            learn(old, "dog")
+def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path):
+    with Store.create(tmp_path / "old", META) as old:
+        with sqlite3.connect(database.file(old.path)) as db:
+            db.execute("DROP TABLE evaluations")
+            for table, column in (("store", "identity"), ("store", "lasting"), ("versions", "digest")):
+                db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+            db.execute("PRAGMA user_version = 1")
+        db.close()
+    with Store.open(tmp_path / "old") as opened:
+        learn(opened, "dog")
     with Store.open(tmp_path / "old") as opened:
         assert agrees(opened)
         assert opened.evaluations() == []
@@ -554,3 +559,89 @@ def test_sweeping_removes_only_states_that_a_store_wrote(tmp_path):
             pass
         left = {path.name for path in states.iterdir()}
     assert left == {"1.jpg", "2.png", "utah.jpg", "3.safetensors.bak", "8.safetensors"}
+
+
+# damage, and what takes a store's place
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("name", ["1.safetensors", "lasting.safetensors"])
+def test_any_damaged_byte_of_a_state_is_noticed(tmp_path, name):
+    with Store.create(tmp_path / "zoo", META) as store:
+        with store.writing() as change:
+            change.add_class("ant", base=True)
+            tensors = {"weights": torch.arange(8.0)}
+            change.commit("fit", "", tensors, {}, lasting={"metric": torch.eye(4)}, names=["ant"])
+        assert store.verify() == []
+        file = tmp_path / "zoo" / "states" / name
+        whole = file.read_bytes()
+        for at in range(0, len(whole), 7):
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            with pytest.raises(ConcmError, match="damaged"):
+                store.state()
+        assert "version 1" in store.verify()[0]
+        file.write_bytes(whole)
+        assert store.verify() == []
+
+
+def test_a_damaged_newest_version_can_be_left_by_undo(store):
+    learn(store, "ant")
+    learn(store, "bee")
+    (store.path / "states" / "2.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ConcmError, match="step back with undo"):
+        store.state()
+    assert store.undo().version == 1
+    assert store.state()[1]["classes"] == 1
+
+
+def test_a_state_of_another_store_or_version_is_refused(tmp_path):
+    stores = [Store.create(tmp_path / name, META) for name in ("one", "two")]
+    for store in stores:
+        learn(store, "ant")
+        learn(store, "bee")
+    mine, theirs = (store.path / "states" for store in stores)
+    (mine / "2.safetensors").write_bytes((theirs / "2.safetensors").read_bytes())
+    with pytest.raises(ConcmError, match="version 2"):
+        stores[0].state()
+    (mine / "2.safetensors").write_bytes((mine / "1.safetensors").read_bytes())
+    with pytest.raises(ConcmError, match="version 2"):
+        stores[0].state()
+    for store in stores:
+        store.close()
+
+
+def test_a_store_that_took_the_place_of_an_open_one_is_noticed_by_readers_and_writers(store, tmp_path):
+    learn(store, "ant")
+    store.backup(tmp_path / "copy")
+    learn(store, "bee")
+    store.path.rename(tmp_path / "old")
+    (tmp_path / "copy").rename(store.path)
+    for use in (lambda: store.version, store.classes, store.state, lambda: learn(store, "cat"), store.undo):
+        with pytest.raises(ConcmError, match="was replaced or removed since it was opened"):
+            use()
+    with Store.open(store.path) as again:
+        assert names(again) == ["ant"]
+
+
+def test_a_state_that_names_other_classes_than_the_database_is_not_committed(store):
+    learn(store, "ant")
+    with store.writing() as change:
+        change.add_class("bee", base=False)
+        with pytest.raises(ConcmError, match="other classes than its engine"):
+            change.commit("learn", "bee", {}, {}, names=["ant", "cat"])
+    assert names(store) == ["ant"]
+
+
+def test_a_backup_is_the_store_and_no_existing_folder_is_touched(store, tmp_path):
+    learn(store, "ant")
+    learn(store, "bee")
+    store.backup(tmp_path / "copy")
+    with Store.open(tmp_path / "copy") as copy:
+        assert (names(copy), copy.version, copy.verify()) == (["ant", "bee"], 2, [])
+        assert copy.state()[1] == store.state()[1]
+        assert copy.undo().version == 1
+    assert store.version == 2
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("Dear all")
+    with pytest.raises(ConcmError, match="there is something already"):
+        store.backup(tmp_path / "mine")

@@ -337,3 +337,15 @@ def test_a_file_name_that_is_no_text_can_be_learned_from(zoo, no_text, capsys):
 def test_a_file_name_that_is_no_text_is_answered(zoo, no_text, capsys):
     assert json.loads(told(capsys, "predict", zoo, no_text, "--json"))["label"] == "bear"
     assert ".png: bear " in told(capsys, "predict", zoo, no_text)
+
+
+def test_a_store_is_verified_and_backed_up(zoo, tmp_path, capsys):
+    assert told(capsys, "verify", zoo).startswith(f"{zoo} is sound: 2 versions, 6 classes")
+    assert told(capsys, "backup", zoo, tmp_path / "copy") == f"wrote {tmp_path / 'copy'}, version 2\n"
+    assert shown(capsys, tmp_path / "copy")["history"] == shown(capsys, zoo)["history"]
+    (zoo / "states" / "2.safetensors").write_bytes(b"damaged")
+    capsys.readouterr()
+    assert call("verify", zoo) == 1
+    assert "is damaged in 1 places" in capsys.readouterr().err
+    told(capsys, "undo", zoo)
+    assert "is sound" in told(capsys, "verify", zoo)

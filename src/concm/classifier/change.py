@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,19 +75,26 @@ class Change:
         state_tensors: Mapping[str, Tensor],
         state_meta: Mapping[str, Any],
         lasting: Mapping[str, Tensor] | None = None,
+        names: Sequence[str] | None = None,
     ) -> VersionRow:
         """Make the change the current version: durable and visible to all when this returns.
 
         The first version may leave `lasting` tensors, which are then part of every later state without being repeated.
+        `names` are the classes as the state has them: a change whose state and database disagree is refused.
         """
         db = self._db
-        has = state_file(self._path, LASTING).exists()
+        known = [name for (name,) in db.execute("SELECT name FROM classes WHERE removed IS NULL ORDER BY id")]
+        if names is not None and list(names) != known:
+            raise ConcmError(f"the store at {self._path} has other classes than its engine now; nothing was changed")
+        identity = db.execute("SELECT identity FROM store").fetchone()[0]
         if lasting is not None:
             if db.execute("SELECT count(*) FROM versions").fetchone()[0] > 1:
                 raise ValueError("only the first version can leave lasting tensors")
-            save_tensors(state_file(self._path, LASTING), KIND, lasting, {})
-        meta = {"state": state_meta, "lasting": has or lasting is not None}
-        save_tensors(state_file(self._path, self.version), KIND, state_tensors, meta)
+            digest = save_tensors(state_file(self._path, LASTING), KIND, lasting, {"store": identity})
+            db.execute("UPDATE store SET lasting = ?", (digest,))
+        meta = {"state": state_meta, "store": identity, "version": self.version}
+        digest = save_tensors(state_file(self._path, self.version), KIND, state_tensors, meta)
+        db.execute("UPDATE versions SET digest = ? WHERE version = ?", (digest, self.version))
         database.sync(self._path / "states")
         database.sync(self._path)
         db.execute("DELETE FROM classes WHERE added = removed")

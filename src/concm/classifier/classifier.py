@@ -303,6 +303,15 @@ class Classifier:
         export.write_structure(beside, known.engine, known.confidence, known.version)
         return [*written, beside]
 
+    def verify(self) -> list[str]:
+        """What is damaged in the store, in sentences; an empty list means that every version is sound."""
+        return self.store.verify()
+
+    def backup(self, destination: str | os.PathLike[str]) -> Path:
+        """Make a consistent copy of the store in a new folder, while others go on predicting."""
+        self.store.backup(Path(destination))
+        return Path(destination)
+
     # Internals
 
     def _found(self) -> Store | None:
@@ -357,7 +366,7 @@ class Classifier:
         tensors |= {f"confidence.{name}": value for name, value in usual.tensors().items()}
         lasting = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_LASTING)}
         state = {"settings": to_json(engine.settings)}
-        change.commit(action, detail, tensors, state, lasting=lasting if first else None)
+        change.commit(action, detail, tensors, state, lasting=lasting if first else None, names=engine.names)
 
     def _load(self) -> Known:
         """The current version, read from the store."""

@@ -35,12 +35,26 @@ MIGRATIONS: list[tuple[str, ...]] = [
         "CREATE TABLE evaluations (version INTEGER NOT NULL REFERENCES versions ON DELETE CASCADE,"
         " created TEXT NOT NULL, source TEXT NOT NULL, result TEXT NOT NULL)",
     ),
+    (
+        "ALTER TABLE store ADD COLUMN identity TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE store ADD COLUMN lasting TEXT",
+        "ALTER TABLE versions ADD COLUMN digest TEXT",
+    ),
 ]
 
 
 def file(path: Path) -> Path:
     """The database of the store in this folder."""
     return path / "store.db"
+
+
+def inode(path: Path) -> tuple[int, int] | None:
+    """Which file the database is, so that one that took its place is noticed; none if there is none."""
+    try:
+        status = file(path).stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def writable(path: Path) -> bool:

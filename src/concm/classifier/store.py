@@ -8,12 +8,14 @@ then makes one transaction: whatever kills the process leaves a whole version be
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from torch import Tensor
 
@@ -47,6 +49,7 @@ class Store:
         if (self.path / "states").is_symlink():
             raise ConcmError(f"{self.path / 'states'} is a link; a store keeps its states in a folder of its own")
         self._mutex = threading.RLock()
+        self._inode = database.inode(self.path)
         # Where nothing may be written, every read makes a connection of its own.
         self._db = database.connect(self.path) if database.writable(self.path) else None
         try:
@@ -98,7 +101,7 @@ class Store:
                 db.execute("BEGIN")
                 db.execute(f"PRAGMA application_id = {database.APPLICATION}")
                 database.upgrade(db, 0)
-                db.execute("INSERT INTO store VALUES (?)", (json.dumps(meta),))
+                db.execute("INSERT INTO store (meta, identity) VALUES (?, ?)", (json.dumps(meta), uuid4().hex))
                 db.execute("COMMIT")
                 db.execute("PRAGMA journal_mode = WAL")  # after: now all is in the one file that takes its place
             database.sync(path)
@@ -149,16 +152,59 @@ class Store:
             return lines(db)
 
     def state(self, version: int | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The engine's tensors and metadata as of a version (the current one)."""
+        """The engine's tensors and metadata as of a version (the current one), checked to be what was written."""
         while True:
             wanted = self._kept(version)
             try:
-                tensors, meta = load_tensors(state_file(self.path, wanted), KIND)
-                lasting = load_tensors(state_file(self.path, LASTING), KIND)[0] if meta["lasting"] else {}
-                return lasting | tensors, meta["state"]
+                return self._checked(wanted)
             except ConcmError as error:
                 if self._kept(version) == wanted:  # else undone or pruned between the two reads
                     raise ConcmError(f"version {wanted} of {self.path}: {error}; or step back with undo") from error
+
+    def _checked(self, version: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """A version's state, if its files have the digests that the database names and belong to this store."""
+        with self._reading() as db:
+            identity, lasting = db.execute("SELECT identity, lasting FROM store").fetchone()
+            row = db.execute("SELECT digest FROM versions WHERE version = ?", (version,)).fetchone()
+        tensors, meta = load_tensors(state_file(self.path, version), KIND, row and row[0])
+        if (meta.get("store"), meta.get("version")) != (identity, version):
+            raise ConcmError(f"{state_file(self.path, version)} belongs to another store or version")
+        if lasting is not None:
+            tensors |= load_tensors(state_file(self.path, LASTING), KIND, lasting)[0]
+        return tensors, meta["state"]
+
+    def verify(self) -> list[str]:
+        """What is wrong with the store, in sentences; an empty list means that all of it is sound."""
+        wrong = []
+        with self._reading() as db:
+            wrong += [f"the database: {said}" for (said,) in db.execute("PRAGMA integrity_check") if said != "ok"]
+            versions = [at for (at,) in db.execute("SELECT version FROM versions WHERE kept ORDER BY version")]
+        for version in versions:
+            try:
+                tensors, _ = self._checked(version)
+            except ConcmError as error:
+                wrong.append(f"version {version}: {error}")
+                continue
+            strange = sorted(name for name, value in tensors.items() if not bool(value.isfinite().all()))
+            wrong += [f"version {version}: {name} has values that are no numbers" for name in strange]
+        return wrong
+
+    def backup(self, destination: str | Path) -> None:
+        """A consistent copy in a new folder; others may read meanwhile, and who learns waits for it."""
+        destination = Path(destination)
+        if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+            raise ConcmError(f"cannot back up to {destination}: there is something already; choose a new folder")
+        with self._writer() as db:
+            (destination / "states").mkdir(parents=True, exist_ok=True)
+            for file in (self.path / "states").iterdir():
+                if is_state_file(file):
+                    shutil.copy2(file, destination / "states" / file.name)
+            own = self.path / "backbone.safetensors"
+            if own.is_file():
+                shutil.copy2(own, destination / own.name)
+            db.execute("ROLLBACK")
+            with closing(sqlite3.connect(database.file(destination))) as copy:
+                db.backup(copy)
 
     def evaluations(self) -> list[EvaluationRow]:
         """What was measured of the versions that led to the current one, oldest first."""
@@ -217,10 +263,16 @@ class Store:
             raise ConcmError(f"{self.path} has no version {wanted}, or not any more: the newest {KEEP} are kept")
         return wanted
 
+    def _same(self) -> None:
+        """Refuse to go on where another store has taken the place of the one that was opened."""
+        if database.inode(self.path) != self._inode:
+            raise ConcmError(f"the store at {self.path} was replaced or removed since it was opened; open it again")
+
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """One read transaction: all that is read in it is of one version."""
         with self._mutex, database.sentences(self.path):
+            self._same()
             db = self._db or database.connect(self.path, writable=False)
             try:
                 db.execute("BEGIN")
@@ -237,12 +289,14 @@ class Store:
     ) -> Iterator[sqlite3.Connection]:
         """A write transaction under the lock; what the block does not commit is rolled back."""
         if not database.writable(self.path):
+            self._same()
             raise ConcmError(f"cannot write to the store at {self.path}: it is read-only; work on a copy of it")
         with (
             database.locked(self.path, waiting, timeout),
             database.sentences(self.path),
             closing(database.connect(self.path)) as db,
         ):
+            self._same()
             db.execute("BEGIN IMMEDIATE")
             database.upgrade(db, database.schema(db, self.path))
             db.execute("COMMIT")

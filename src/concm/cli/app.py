@@ -20,7 +20,7 @@ app = App(
 )
 for command in (
     *(photos.fit, photos.learn, photos.predict, photos.show, photos.forget, photos.undo, photos.evaluate),
-    *(photos.export, photos.demo),
+    *(photos.verify, photos.backup, photos.export, photos.demo),
     *(bench.bench, bench.methods, bench.conformance),
     *(base.train, base.features, base.bank),
     *(lists.attributes, lists.scenarios, lists.backbones),

@@ -265,6 +265,41 @@ def evaluate(
         show_evaluation(result)
 
 
+def verify(store: Path, /, *, access: Access = Access()) -> None:  # noqa: B008
+    """Check that nothing in a store is damaged: its database, and the state of every version that undo can reach.
+
+    Parameters
+    ----------
+    store
+        The classifier's folder.
+    """
+    from concm.report.tables import say
+
+    with access.open(store) as classifier:
+        wrong = classifier.verify()
+        for sentence in wrong:
+            complain(sentence)
+        if wrong:
+            raise ConcmError(f"{store} is damaged in {len(wrong)} places; step back with undo, or use a backup")
+        say(f"{store} is sound: {len(classifier.history)} versions, {len(classifier.classes)} classes")
+
+
+def backup(store: Path, destination: Path, /, *, access: Access = Access()) -> None:  # noqa: B008
+    """Copy a store consistently, while others go on predicting; who wants to learn waits meanwhile.
+
+    Parameters
+    ----------
+    store
+        The classifier's folder.
+    destination
+        A new folder for the copy.
+    """
+    from concm.report.tables import say
+
+    with access.open(store) as classifier:
+        say(f"wrote {classifier.backup(destination)}, version {classifier.version}")
+
+
 def export(
     store: Path,
     /,

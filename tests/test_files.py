@@ -29,6 +29,16 @@ def test_rights_follow_the_umask(tmp_path, mask):
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~mask
 
 
+def test_behind_a_link_the_target_is_replaced_and_keeps_its_rights(tmp_path):
+    (tmp_path / "target").write_bytes(b"old")
+    (tmp_path / "target").chmod(0o600)
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_whole(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_bytes() == b"new"
+    assert stat.S_IMODE((tmp_path / "target").stat().st_mode) == 0o600
+
+
 @pytest.mark.parametrize("kind", ["device", "pipe", "folder"])
 def test_only_a_regular_file_is_replaced(tmp_path, kind):
     place = {"device": Path("/dev/null"), "pipe": tmp_path / "pipe", "folder": tmp_path}[kind]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,13 +28,17 @@ def replacing(path: Path, way_out: str = "") -> Iterator[Path]:
     Only a regular file is ever replaced: a device, a pipe or a folder is refused. Rights follow the umask.
     """
     draft = None
-    if path.exists() and not path.is_file():
-        raise ConcmError(f"cannot write {path}: it is a {'folder' if path.is_dir() else 'device or a pipe'}{way_out}")
     try:
+        path = Path(os.path.realpath(path))  # behind a link, its target is replaced
+        if path.exists() and not path.is_file():
+            kind = "folder" if path.is_dir() else "device or a pipe"
+            raise ConcmError(f"cannot write {path}: it is a {kind}{way_out}")
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.parent / f".draft-{secrets.token_hex(8)}"
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         yield draft
+        if path.exists():
+            draft.chmod(stat.S_IMODE(path.stat().st_mode))
         os.replace(draft, path)
     except OSError as error:
         raise ConcmError(f"cannot write {path}: {error.strerror or error}{way_out}") from error

@@ -84,5 +84,7 @@ def trade_off(
 def novel_at(base_accuracy: float, old: Sequence[float], new: Sequence[float]) -> float:
     """Novel accuracy of a trade-off curve where its base accuracy is that, between its points."""
     x, y = np.asarray(old), np.asarray(new)
+    if (there := np.isclose(x, base_accuracy, rtol=0, atol=1e-9)).any():
+        return float(y[there].max())  # of points with the same base accuracy, the best is to be had
     order = np.lexsort((-y, x))  # where points share a base accuracy, the curve goes on from its lowest
     return float(np.interp(base_accuracy, x[order], y[order]))

@@ -81,6 +81,27 @@ def test_parameters_go_through_get_and_set():
         classifier.set_params(speed=1)
 
 
+def test_only_new_classes_need_a_name():
+    classifier = fitted().learn(*rows([3, 4], 5), names={4: "emu"})
+    assert classifier.engine_.names[-1] == "emu"
+
+
+def test_a_refusal_changes_nothing():
+    classifier = fitted()
+    counts = classifier.engine_.memory.counts.tolist()
+    for wrong in (
+        lambda: classifier.fit(*rows([0, 1]), names=["a"]),
+        lambda: classifier.learn(*rows([3, 4]), names={3: "dog"}),
+        lambda: classifier.learn(rows([4])[0], np.repeat("emu", 8)),
+        lambda: classifier.learn(rows([4])[0], np.repeat(np.nan, 8)),
+    ):
+        with pytest.raises(Misuse):
+            wrong()
+    assert classifier.engine_.memory.counts.tolist() == counts
+    assert classifier.classes_.tolist() == [0, 1, 2, 3]
+    assert classifier.score(*rows([0, 1, 2, 3])) == 1
+
+
 def test_fitting_again_forgets_what_was_learned():
     classifier = fitted().learn(*rows([5], 5)).fit(*rows([0, 1]))
     assert classifier.classes_.tolist() == [0, 1]

@@ -19,7 +19,7 @@ OTHER = Curve([0.0, 0.1, 0.2], [84.0, 74.0, 60.0], [20.0, 40.0, 60.0])
 def test_two_results_are_averaged_and_their_spread_is_told():
     one = made("some", *RUN[:2], replace(RUN[2], trade_off=CURVE))
     worse = figures(2, 62.0, 65.0, 30.0, 20.0, seconds=6.0, trade_off=OTHER)
-    row = Row.of([one, made("some", RUN[0], figures(1, 72.0, 77.0, 50.0, 60.0), worse)])
+    row = Row.of([one, made("some", RUN[0], figures(1, 72.0, 77.0, 50.0, 60.0), worse, draw=1)])
     assert (row.method, row.runs) == ("some", 2)
     assert (row.ahm, row.ahm_std) == (40.0, 0.0)
     assert (row.fa, row.fa_std) == (64.0, 2.0)
@@ -63,6 +63,21 @@ def test_every_draw_is_measured_against_the_control_on_the_same_shots():
     low, high = row.above_interval
     assert (high - low) / 2 == pytest.approx(12.706 * 0.5)
     assert row.by_draw["fa"] == [66.0, 66.0]
+
+
+def test_seeds_repeat_a_draw_and_are_no_further_ones():
+    control = [ended(CONTROL, 70.0, 40.0, draw) for draw in (0, 1)]
+    once = [ended("ours", 70.0, 43.0, 0), ended("ours", 70.0, 44.0, 1)]
+    row, again = (rows([*runs, *control])[0] for runs in (once, once * 4))
+    assert again.runs == 8
+    assert (again.above_interval, again.fa_std) == (row.above_interval, row.fa_std)
+
+
+def test_the_control_is_never_above_its_own_curve():
+    steep = replace(CURVE, base=[80.0, 80.0, 70.0], novel=[0.0, 30.0, 40.0])
+    last = figures(2, 66.0, 80.0, 30.0, 30.0, trade_off=steep)
+    [row] = rows([made(CONTROL, *RUN[:2], last)])
+    assert row.above_curve == 0
 
 
 def test_an_interval_is_students_and_narrows_with_the_draws():

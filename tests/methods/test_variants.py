@@ -269,6 +269,10 @@ class Bare:
     def __init__(self, seed):
         self.given = seed
 
+    def fit_base(self, base): ...
+    def learn(self, session): ...
+    def scores(self, features): ...
+
 number = 3
 """
 

@@ -205,3 +205,13 @@ def test_the_page_in_the_documentation_is_the_one_that_its_files_give():
     shared = Table.load(docs / "results" / "leaderboard.json")
     others = [Table.load(path) for path in sorted((docs / "results" / "leaderboard").glob("*.json"))]
     assert leaderboard.page(shared, others, "leaderboard.png") == (docs / "leaderboard.md").read_text()
+
+
+@pytest.mark.promise
+def test_a_table_cannot_make_code_run(tmp_path):
+    mark, trap = tmp_path / "called", tmp_path / "trap.py"
+    trap.write_text(f"open({str(mark)!r}, 'w').close()\n")
+    hostile = table(row(f"{trap}:X", 50.0), row("ncm", 40.0), recipe={"method": f"{trap}:X", "epochs": 1})
+    text = leaderboard.page(hostile, [hostile], "x.png")
+    assert "not registered here" in text
+    assert not mark.exists()

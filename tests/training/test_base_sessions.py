@@ -58,7 +58,7 @@ def test_from_its_base_session_a_method_gets_to_a_row_in_the_table(run, data, tm
     words = ("--bank", file, "--out", tmp_path / "out", "--jobs", 1, "--draws", 1)
     assert call("bench", *words, "--method", name, "--json", table) == 0, capsys.readouterr().err
     found = json.loads(table.read_text())
-    assert [row["method"] for row in found["rows"]] == [name, "ncm", "ncm_bias"]
+    assert [row["method"] for row in found["rows"]] == [name, "ncm_metric", "ncm", "ncm_bias"]
     assert found["training"]["recipe"]["method"] == name
     assert found["training"]["recipe"]["epochs"] == 1
 

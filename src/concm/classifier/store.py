@@ -159,7 +159,13 @@ class Store:
                 return self._checked(wanted)
             except ConcmError as error:
                 if self._kept(version) == wanted:  # else undone or pruned between the two reads
-                    raise ConcmError(f"version {wanted} of {self.path}: {error}; or step back with undo") from error
+                    other = "not a state" in str(error)
+                    way_out = (
+                        "; it was made by another version of concm: fit it again"
+                        if other
+                        else "; or step back with undo"
+                    )
+                    raise ConcmError(f"version {wanted} of {self.path}: {error}{way_out}") from error
 
     def _checked(self, version: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """A version's state, if its files have the digests that the database names and belong to this store."""

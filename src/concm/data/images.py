@@ -127,11 +127,10 @@ def _grey(image: Image.Image, name: str, side: int) -> Image.Image:
     """An eight-bit grey from a deeper one, scaled rather than clipped; a large one is shrunk on the way, for memory."""
     values = np.asarray(image)
     highest, lowest = float(values.max(initial=0)), float(values.min(initial=0))
-    if image.mode == "F":
-        if not math.isfinite(highest + lowest):
-            raise BrokenPicture(name, "has values that are no numbers")
-        if lowest < 0 or 1 < highest <= 2 or highest > 65535:
-            raise BrokenPicture(name, f"has values from {lowest:g} to {highest:g}; they should end at 1, 255 or 65535")
+    if image.mode == "F" and not math.isfinite(highest + lowest):
+        raise BrokenPicture(name, "has values that are no numbers")
+    if lowest < 0 or highest > 65535 or (image.mode == "F" and 1 < highest <= 2):
+        raise BrokenPicture(name, f"has values from {lowest:g} to {highest:g}; they should end at 1, 255 or 65535")
     top = 1.0 if image.mode == "F" and highest <= 1 else 65535.0
     if image.mode in ("I", "F") and 1 < highest <= 255:
         top = 255.0

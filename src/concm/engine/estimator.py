@@ -74,11 +74,12 @@ class ConCM:
         found = np.unique(labels)
         if len(found) < 2:
             raise Misuse(f"fit needs two classes or more, and `y` has only {found[0]!r}")
+        kept = {label: features[torch.from_numpy(labels == label)] for label in found.tolist()}
+        session = _session(0, 0, kept, _names(found, names))
+        engine = Engine(self.settings, seed=self.seed, device=self.device)
+        engine.fit_base(BaseSession.of(session))
+        self.engine_, self.classes_, self._features = engine, found, kept
         self.n_features_in_ = features.shape[1]
-        self.engine_ = Engine(self.settings, seed=self.seed, device=self.device)
-        self.classes_ = found
-        self._features = {label: features[torch.from_numpy(labels == label)] for label in found.tolist()}
-        self.engine_.fit_base(BaseSession.of(self._session(0, found, names)))
         return self
 
     def learn(self, X: ArrayLike, y: ArrayLike, names: Names | None = None) -> ConCM:  # noqa: N803
@@ -93,25 +94,21 @@ class ConCM:
         """
         self._check_fitted()
         features, labels = _checked(X, y, self.n_features_in_)
-        found = np.unique(labels)
-        known = set(self.classes_.tolist())
-        for label in found.tolist():
-            more = features[torch.from_numpy(labels == label)]
-            old = [self._features[label]] if label in known else []
-            self._features[label] = torch.cat([*old, more])
-        again = {
-            int(np.flatnonzero(self.classes_ == label)[0]): (self._features[label], None)
-            for label in found.tolist()
-            if label in known
-        }
-        if again:
-            self.engine_.revise(again)
-        new = np.array([label for label in found.tolist() if label not in known], dtype=found.dtype)
+        if labels.dtype.kind != self.classes_.dtype.kind:
+            raise Misuse(f"`y` has labels of {labels.dtype}, but ConCM was fitted with labels of {self.classes_.dtype}")
+        places = {label: at for at, label in enumerate(self.classes_.tolist())}
+        more = {label: features[torch.from_numpy(labels == label)] for label in np.unique(labels).tolist()}
+        new = np.array([label for label in more if label not in places], dtype=labels.dtype)
+        called = _names(new if isinstance(names, Mapping) or names is None else np.unique(labels), names)
+        grown = {label: torch.cat([self._features[label], own]) for label, own in more.items() if label in places}
+        if grown:
+            self.engine_.revise({places[label]: (own, None) for label, own in grown.items()})
         if len(new):
-            named = _names(found, names)
-            session = self._session(1, new, {label: named[label] for label in new.tolist()})
-            self.engine_.learn(session)
+            fresh = {label: more[label] for label in new.tolist()}
+            self.engine_.learn(_session(1, len(self.classes_), fresh, called))
             self.classes_ = np.concatenate([self.classes_, new])
+            grown |= fresh
+        self._features = {**self._features, **grown}
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, names: Names | None = None) -> ConCM:  # noqa: N803
@@ -165,22 +162,18 @@ class ConCM:
         if not hasattr(self, "engine_"):
             raise Misuse("this ConCM is not fitted yet: fit it with two classes or more first")
 
-    def _session(self, index: int, labels: NDArray[Any], names: Names | None) -> Session:
-        """A session of all examples kept of these classes, numbered after the known ones."""
-        first = len(self.classes_) if index else 0
-        rows = [self._features[label] for label in labels.tolist()]
-        numbers = torch.cat([torch.full((len(own),), first + at) for at, own in enumerate(rows)])
-        called = _names(labels, names)
-        words = tuple(called[label] for label in labels.tolist())
-        return Session(index, range(first, first + len(labels)), words, torch.cat(rows), numbers)
+
+def _session(index: int, first: int, rows: Mapping[Any, Tensor], names: Mapping[Any, str]) -> Session:
+    """A session of these rows by label, whose classes are numbered from `first` on."""
+    numbers = torch.cat([torch.full((len(own),), first + at) for at, own in enumerate(rows.values())])
+    words = tuple(names[label] for label in rows)
+    return Session(index, range(first, first + len(rows)), words, torch.cat(list(rows.values())), numbers)
 
 
 def _checked(X: ArrayLike, y: ArrayLike | None, dimension: int | None = None) -> tuple[Tensor, NDArray[Any]]:  # noqa: N803
     """Features as a tensor (n, d) and labels as an array (n,)."""
     try:
-        features = (
-            torch.as_tensor(X if isinstance(X, Tensor) else np.asarray(X, dtype=np.float32)).detach().cpu().float()
-        )
+        features = torch.as_tensor(X if isinstance(X, Tensor) else np.array(X, dtype=np.float32)).detach().cpu().float()
     except (TypeError, ValueError) as error:
         raise Misuse(f"`X` should be numbers (rows, dimensions): {error}") from error
     if features.ndim != 2 or not features.shape[1]:
@@ -192,6 +185,8 @@ def _checked(X: ArrayLike, y: ArrayLike | None, dimension: int | None = None) ->
     if y is None:
         return features, np.empty(0)
     labels = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if labels.dtype.kind not in "iuUb":
+        raise Misuse(f"`y` should have whole numbers or words as labels, not {labels.dtype}")
     if labels.ndim != 1 or len(labels) != len(features) or not len(labels):
         raise Misuse(f"`y` should have one label for each of the {len(features)} rows, not {labels.shape}")
     return features, labels

@@ -39,7 +39,7 @@ class Row:
     """One method's row: means over its runs, standard deviations of what is compared, and figures by session.
 
     `above_curve` are points of novel accuracy over the control's curve on the same shots, at the row's own base
-    accuracy, with the 95 % interval of their mean over the draws. `by_draw` has AHM, FA and those points run by run.
+    accuracy, with the 95 % interval of their mean over the draws. `by_draw` has AHM, FA and those points draw by draw.
     """
 
     method: str
@@ -70,6 +70,7 @@ class Row:
     def of(cls, results: Sequence[Result], control: Sequence[Result] = ()) -> Row:
         """Of all runs of one method, measured against the control's runs on the same draws."""
         summaries, sessions = [result.summary for result in results], [result.sessions for result in results]
+        draws = [result.heading.draw for result in results]
 
         def mean(name: str) -> float:
             return float(np.mean([getattr(entry, name) for entry in summaries]))
@@ -78,7 +79,7 @@ class Row:
             return None if getattr(summaries[0], name) is None else mean(name)
 
         def spread(name: str) -> float:
-            return float(np.std([getattr(entry, name) for entry in summaries]))
+            return float(np.std(_by_draw([getattr(entry, name) for entry in summaries], draws)))
 
         def by_session(name: str) -> list[float]:
             return [float(np.mean([getattr(run[at], name) for run in sessions])) for at in range(len(sessions[0]))]
@@ -105,22 +106,33 @@ class Row:
             above_curve=float(np.mean(above)) if above else None,
             above_interval=interval(above),
             by_draw={
-                **{name: [getattr(entry, name) for entry in summaries] for name in ("ahm", "fa")},
+                **{name: _by_draw([getattr(entry, name) for entry in summaries], draws) for name in ("ahm", "fa")},
                 **({"above_curve": above} if above else {}),
             },
         )
 
 
 def _above(results: Sequence[Result], control: Sequence[Result]) -> list[float]:
-    """Points of novel accuracy over the control's curve of the same draw, for every run; none if one has no point."""
-    curves = {result.heading.draw: result.sessions[-1].trade_off for result in control}
+    """Points of novel accuracy over the control's curve of the same draw, for every draw; none if one has no point."""
+    curves = {
+        draw: _mean_curve([result.sessions[-1].trade_off for result in control if result.heading.draw == draw])
+        for draw in {result.heading.draw for result in control}
+    }
     found = []
     for result in results:
         curve, last = curves.get(result.heading.draw), result.sessions[-1]
         if curve is None or not min(curve.base) <= last.acc_base <= max(curve.base):
             return []
         found.append(last.acc_novel - novel_at(last.acc_base, curve.base, curve.novel))
-    return found
+    return _by_draw(found, [result.heading.draw for result in results])
+
+
+def _by_draw(values: Sequence[float], draws: Sequence[int]) -> list[float]:
+    """The mean of each draw's values, over its seeds: seeds repeat a draw and are no further ones."""
+    return [
+        float(np.mean([value for value, own in zip(values, draws, strict=True) if own == draw]))
+        for draw in dict.fromkeys(draws)
+    ]
 
 
 def _mean_curve(curves: Sequence[Curve | None]) -> Curve | None:

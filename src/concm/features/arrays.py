@@ -25,7 +25,8 @@ def bank_of_arrays(
     if asked.shape[1] != features.shape[1]:
         raise Misuse(f"`train` has {features.shape[1]} dimensions and `test` {asked.shape[1]}; they must be the same")
     order = _names(given, names)
-    labels, truth = _numbers(given, order, "train"), _numbers(wanted, order, "test")
+    words = isinstance(given[0], str)
+    labels, truth = _numbers(given, order, "train", words), _numbers(wanted, order, "test", words)
     counts = torch.bincount(labels, minlength=len(order))
     if empty := [name for name, count in zip(order, counts.tolist(), strict=True) if not count]:
         raise Misuse(f"`train` has no row of class {empty[0]!r}; every class that is named needs some")
@@ -61,7 +62,7 @@ def _pair(given: Any, what: str) -> tuple[Tensor, list[Any]]:
     features = _floats(given[0], what)
     if features.ndim != 2 or not features.numel():
         raise Misuse(f"features of `{what}` should be (rows, dimensions), not {tuple(features.shape)}")
-    labels = given[1].tolist() if hasattr(given[1], "tolist") else list(given[1])
+    labels = [label.item() if hasattr(label, "item") else label for label in given[1]]
     if len(labels) != len(features):
         raise Misuse(f"`{what}` has {len(features)} rows of features and {len(labels)} labels")
     return features, labels
@@ -69,7 +70,8 @@ def _pair(given: Any, what: str) -> tuple[Tensor, list[Any]]:
 
 def _floats(values: Any, what: str) -> Tensor:
     try:
-        found = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values)).detach().cpu().float()
+        own = values.detach().cpu() if isinstance(values, Tensor) else torch.from_numpy(np.array(values, np.float32))
+        found = own.float().clone()
     except (TypeError, ValueError, RuntimeError) as error:
         raise Misuse(f"features of `{what}` should be numbers: {error}") from error
     if not found.isfinite().all():
@@ -80,19 +82,23 @@ def _floats(values: Any, what: str) -> Tensor:
 def _names(labels: list[Any], names: Sequence[str] | None) -> list[str]:
     """All class names in the order in which the classes come."""
     words = all(isinstance(label, str) for label in labels)
-    if not words and not all(isinstance(label, int) and label >= 0 for label in labels):
+    if not words and not all(type(label) is int and label >= 0 for label in labels):
         raise Misuse("labels of `train` should be whole numbers from 0 on, or class names")
     if names is None:
         return list(dict.fromkeys(labels)) if words else [f"class {at}" for at in range(max(labels) + 1)]
+    if not isinstance(names, Sequence) or isinstance(names, str):
+        raise Misuse("`names` should be a list of class names, in the order in which the classes come")
     twice = [name for at, name in enumerate(names) if name in names[:at]]
     if twice:
         raise Misuse(f"class {twice[0]!r} stands twice among `names`")
     return [str(name) for name in names]
 
 
-def _numbers(labels: list[Any], names: list[str], what: str) -> Tensor:
+def _numbers(labels: list[Any], names: list[str], what: str, words: bool) -> Tensor:
     """Labels as indices into the names."""
     place = {name: at for at, name in enumerate(names)}
+    if len({isinstance(label, str) for label in labels}) > 1 or words != isinstance(labels[0], str):
+        raise Misuse(f"labels of `{what}` should be of the same kind as those of `train`: all numbers, or all names")
     found = [label if isinstance(label, int) else place.get(label, -1) for label in labels]
     for label, number in zip(labels, found, strict=True):
         if not 0 <= number < len(names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -167,6 +168,19 @@ def entries() -> dict[str, Entry]:
     return dict(sorted(_registered.items()))
 
 
+def known(words: str) -> Choice | None:
+    """A method that a file names: only registered names are looked up, so that no file can make code run."""
+    name, _, changes = words.partition(":")
+    entry = entries().get(name)
+    if entry is None:
+        return None
+    try:
+        wanted = [word for word in changes.split(",") if word]
+        return Choice(words, entry, None if entry.settings is None else vary(entry.settings, wanted))
+    except Misuse:
+        return Choice(words, entry, entry.settings)
+
+
 def choose(words: str) -> Choice:
     """A method as users write it: `concm`, `concm:published`, `concm:structure=random,calibrate=false`.
 
@@ -174,7 +188,7 @@ def choose(words: str) -> Choice:
     """
     name, _, changes = words.partition(":")
     entry = entries().get(name)
-    if entry is None and changes:
+    if entry is None and changes and not difflib.get_close_matches(name, entries(), n=1):
         attribute, _, changes = changes.partition(":")
         entry = _imported(name, attribute)
     if entry is None:
@@ -195,7 +209,7 @@ def choice_of(given: Any) -> Choice:
         return choose(given)
     if isinstance(given, Choice):
         return given
-    if not all(callable(getattr(given, verb, None)) for verb in ("fit_base", "learn", "scores")):
+    if not _has_verbs(given):
         raise Misuse(f"{given!r:.80} is no method: it needs the verbs fit_base, learn and scores")
     if isinstance(given, type):
         entry = _entry_of(given, given.__name__)
@@ -207,6 +221,10 @@ def choice_of(given: Any) -> Choice:
     known, settings = _entry_of(type(given), type(given).__name__), getattr(given, "settings", None)
     needs = tuple(getattr(settings, "needs", known.needs))
     return Choice(getattr(given, "label", known.name), replace(known, make=make, settings=None, needs=needs), None)
+
+
+def _has_verbs(given: Any) -> bool:
+    return all(callable(getattr(given, verb, None)) for verb in ("fit_base", "learn", "scores"))
 
 
 def _entry_of(make: Any, name: str) -> Entry:
@@ -226,7 +244,10 @@ def _leniently(make: Any) -> Callable[..., Any]:
 
     @wraps(make, updated=())
     def build(**given: Any) -> Any:
-        return make(**{name: value for name, value in given.items() if free or name in taken})
+        passed = {name: value for name, value in given.items() if free or name in taken}
+        if "settings" in given and "settings" not in passed and given["settings"] != make.settings:
+            raise Misuse(f"{make.__name__} takes no settings, so they cannot be changed")
+        return make(**passed)
 
     return build
 
@@ -240,14 +261,17 @@ def _imported(module: str, attribute: str) -> Entry | None:
         with _current_folder():
             found = _loaded(Path(module)) if module.endswith(".py") else import_module(module)
         make = getattr(found, attribute)
-    except (ImportError, AttributeError, OSError) as error:
+    except (ImportError, AttributeError, OSError, ValueError, TypeError, SyntaxError) as error:
         raise Misuse(f"cannot import the method {reference!r}: {error}") from error
+    if not isinstance(make, type) or not _has_verbs(make):
+        raise Misuse(f"{reference!r} is no method: it needs to be a class with the verbs fit_base, learn and scores")
     return _entry_of(make, reference)
 
 
 def _loaded(file: Path) -> Any:
     """A file as a module, under a name that no other module can have."""
-    name = f"concm_method:{file.resolve()}"
+    content = blake2b(file.read_bytes(), digest_size=8).hexdigest() if file.is_file() else ""
+    name = f"concm_method:{file.resolve()}:{content}"  # an edited file is another module
     spec = spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not file.is_file():
         raise ImportError(f"no Python file at {file}")

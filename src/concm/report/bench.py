@@ -202,12 +202,12 @@ def _explain(row: Row) -> None:
     """Where a row stands against the strong control with any constant on its novel scores."""
     if row.method == CONTROL or row.above_curve is None:
         return
-    low, high = row.above_interval or (row.above_curve, row.above_curve)
+    ends = row.above_interval
+    interval = "" if ends is None else f" (95 % interval {ends[0]:+.2f} to {ends[1]:+.2f})"
     side = "above" if row.above_curve >= 0 else "below"
     memory = "" if row.memory_bytes is None else f", memory {row.memory_bytes / 1e6:.1f} MB"
     say(
         f"{row.method}: after the last session base {row.last_base:.1f}, novel {row.last_novel:.1f}: "
-        f"{abs(row.above_curve):.2f} points {side} the curve of {CONTROL} at that base accuracy "
-        f"(95 % interval {low:+.2f} to {high:+.2f}); "
+        f"{abs(row.above_curve):.2f} points {side} the curve of {CONTROL} at that base accuracy{interval}; "
         f"{row.seconds:.1f} s per draw{memory}"
     )

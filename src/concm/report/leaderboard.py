@@ -5,18 +5,17 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-import tomllib
-from functools import cache
-from importlib.resources import files
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from concm.evaluation.statistics import Printed, Row, Table
 from concm.files import write_whole
-from concm.methods import Choice, choose
+from concm.methods import Choice
+from concm.methods.registry import known
 from concm.records import to_json
 from concm.report import figures
 from concm.report.cells import MEASURED, cells, line, signed
+from concm.report.remarks import reading, remarks
 from concm.training.recipe import Recipe
 
 PUBLISHED = "published AHM / FA (base; backbone)"
@@ -96,11 +95,14 @@ def _shared(found: Table) -> list[str]:
 
 def _against(found: Table, same: list[Table]) -> list[str]:
     """ConCM against every other method that begins with the same backbone, said plainly."""
-    rows = {row.method: row for row in [*found.rows, *(row for other in same for row in _own(other))]}
+    rows = {row.method: row for row in found.rows}
+    for other in same:
+        alike = other.control == found.control
+        rows |= {row.method: row if alike else replace(row, above_curve=None) for row in _own(other)}
     if OURS not in rows:
         return []
     ours = rows.pop(OURS)
-    others = [row for row in rows.values() if choose(row.method).entry.group != "reference"]
+    others = [row for row in rows.values() if _group(row.method) != "reference"]
     lines = [f"## {AGAINST}", ""]
     for name, title in (("ahm", "AHM"), ("fa", "FA"), ("above_curve", "height above the curve")):
         value = getattr(ours, name)
@@ -137,8 +139,8 @@ def _with_own_base_session(owned: list[Table], plain: list[Table]) -> list[str]:
         "",
         f"Each method runs on the {[*owned, *plain][0].backbone['name']} that its own base session trained, so rows "
         "differ by more than the method. `ncm` and `concm` on the same features stand beside it (AHM), and its curve "
-        "is that of plain `ncm` on all that the backbone reads, turned pictures included. Brackets say where the "
-        f"schedule is not that of the method's file. {_ahead(owned)}",
+        f"is that of `{[*owned, *plain][0].control}` on all that the backbone reads, turned pictures included. "
+        f"Brackets say where the schedule is not that of the method's file. {_ahead(owned)}",
         "",
         line(*heads),
         "|---" * len(heads) + "|",
@@ -193,32 +195,25 @@ def _explained(rows: list[Row]) -> list[str]:
     heads = ("method", "paper", "group", "needs", "here")
     lines = ["## What each method is, needs and leaves out", "", line(*heads), "|---" * len(heads) + "|"]
     for row in sorted(rows, key=lambda row: row.method):
-        choice = choose(row.method)
+        choice = known(row.method)
+        if choice is None:
+            lines.append(line(f"`{row.method}`", "–", "not registered here", "–", "–"))
+            continue
         entry, needs = choice.entry, ", ".join(choice.needs) or "nothing more"
         lines.append(line(f"`{row.method}`", entry.paper, entry.group, needs, _here(choice)))
     return lines
 
 
-def remarks(scenario: str) -> dict[str, str]:
-    """Why methods land where they do on a scenario, as far as we know."""
-    return dict(_told(scenario).get("methods", {}))
-
-
-def reading(scenario: str) -> list[str]:
-    """How to read the figures of a scenario."""
-    return list(_told(scenario).get("reading", []))
-
-
-@cache
-def _told(scenario: str) -> dict[str, Any]:
-    data = tomllib.loads((files("concm.report") / "remarks.toml").read_text(encoding="utf-8"))
-    return dict(data.get(scenario, {}))
-
-
 def _own(found: Table) -> list[Row]:
     """The rows for whose sake a bank was made: of the method whose base session it is, or that train its backbone."""
     groups = ("own base session", "updates the backbone")
-    return [row for row in found.rows if choose(row.method).entry.group in groups]
+    return [row for row in found.rows if _group(row.method) in groups]
+
+
+def _group(method: str) -> str:
+    """What a method is compared with; one that is not registered shares the backbone."""
+    choice = known(method)
+    return "shared backbone" if choice is None else choice.entry.group
 
 
 def _backbone(found: Table) -> str:
@@ -230,7 +225,8 @@ def _schedule(found: Table) -> str:
     if not recipe:
         return "ready-made"
     name, changed = found.base_session, ""
-    objective = choose(name).entry.objective if name else None
+    choice = known(name) if name else None
+    objective = choice.entry.objective if choice else None
     if objective is not None:
         full = to_json(objective.schedule)
         other = [f"{key} {recipe[key]} for {full[key]}" for key in full if key != "seed" and recipe[key] != full[key]]

@@ -1,0 +1,140 @@
+"""The registry of backbones: each has a dimension and, if it comes with weights, an input transform."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
+
+from concm.data.transform import Transform
+from concm.errors import Misuse, did_you_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """How to make a network: `factory` is an import path, so that listing the backbones imports nothing.
+
+    Without its own `transform` it uses the scenario's; `ready` says that it comes with weights.
+    """
+
+    name: str
+    factory: str
+    dimension: int
+    summary: str
+    transform: Transform | None = None
+    ready: bool = False
+
+    def build(self) -> nn.Module:
+        """A new network, with its packaged weights if it has any."""
+        module, _, attribute = self.factory.partition(":")
+        network: nn.Module = getattr(importlib.import_module(module), attribute)()
+        return network
+
+
+class Open(Protocol):
+    """A network that gives access to its maps: `back(front(images))` are its last maps, `last` is its last block."""
+
+    last: nn.Module
+
+    def front(self, images: Tensor) -> Tensor:
+        """(n, 3, h, w) → maps half-way."""
+
+    def back(self, maps: Tensor) -> Tensor:
+        """Maps half-way → the last maps."""
+
+    def maps(self, images: Tensor) -> Tensor:
+        """(n, 3, h, w) → the last maps (n, d, h', w'), whose mean is the feature."""
+
+
+def opened(network: nn.Module) -> Open:
+    """The network, checked to give access to its maps, which some methods need."""
+    if not all(hasattr(network, name) for name in ("front", "back", "maps", "last")):
+        raise Misuse(f"this method looks inside the network, and {type(network).__name__} does not show its maps")
+    return cast(Open, network)
+
+
+def _lite(variant: int, size: int) -> Backbone:
+    grey = 127 / 255
+    return Backbone(
+        name=f"efficientnet_lite{variant}",
+        factory=f"concm.backbones.efficientnet_lite:lite{variant}",
+        dimension=1280,
+        summary=f"EfficientNet-Lite{variant}, ImageNet weights from a package, {size} px",
+        transform=Transform(size, round(size / 0.875), (grey, grey, grey), (128 / 255, 128 / 255, 128 / 255)),
+        ready=True,
+    )
+
+
+_REGISTRY = {
+    backbone.name: backbone
+    for backbone in (
+        Backbone("resnet12", "concm.backbones.resnet:ResNet12", 640, "64-160-320-640, LeakyReLU; CIFAR-100"),
+        Backbone("resnet18", "concm.backbones.resnet:resnet18", 512, "3×3 stem; mini-ImageNet (OrCo, ConCM)"),
+        Backbone("resnet18_imagenet", "concm.backbones.resnet:resnet18_imagenet", 512, "7×7 stem, torchvision's keys"),
+        Backbone("resnet20", "concm.backbones.resnet:resnet20", 64, "16-32-64; CIFAR-100 (CEC, FACT, TEEN)"),
+        _lite(0, 224),
+        _lite(1, 240),
+        _lite(2, 260),
+    )
+}
+
+
+_named_by_the_user: dict[str, Backbone] = {}
+
+
+def backbones() -> list[Backbone]:
+    """All registered backbones."""
+    return list(_REGISTRY.values())
+
+
+def registered(name: str) -> Backbone:
+    """A backbone that a file names: only known names are looked up, so that no file can make code run."""
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    if name in _named_by_the_user:
+        return _named_by_the_user[name]
+    if ":" in name:
+        raise Misuse(
+            f"the backbone is {name!r}, code that a file may not run: if you trust it, name it yourself as the backbone"
+        )
+    raise Misuse(f"no backbone called {name!r}; {did_you_mean(name, _REGISTRY)}")
+
+
+def find_backbone(name: str) -> Backbone:
+    """A backbone that the user names: a registered one, or `package.module:factory`, which is imported and called.
+
+    The factory returns a module of (n, 3, h, w) → (n, d); from then on files may name it too, in this process.
+    """
+    if name in _REGISTRY or ":" not in name:
+        return registered(name)
+    _named_by_the_user[name] = found = _imported(name)
+    return found
+
+
+def _imported(name: str) -> Backbone:
+    own = Backbone(name, name, 0, "from an import path")
+    try:
+        network = own.build()
+        network.eval()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise Misuse(f"cannot import the backbone {name!r}: {error}") from error
+    return Backbone(
+        name, name, _dimension(network, name), "from an import path", getattr(network, "transform", None), True
+    )
+
+
+def _dimension(network: nn.Module, name: str) -> int:
+    """The dimension as the network states it, or as found by trying it on an empty picture."""
+    declared = getattr(network, "dimension", None)
+    if isinstance(declared, int):
+        return declared
+    import torch
+
+    with torch.no_grad():
+        shape = network.eval()(torch.zeros(2, 3, 64, 64)).shape
+    if len(shape) != 2 or shape[0] != 2:
+        raise Misuse(f"the backbone {name!r} gives {tuple(shape)} for 2 pictures; it should give (2, dimension)")
+    return int(shape[1])

@@ -62,7 +62,7 @@ def test_a_room_uses_only_rooms_below_it(path):
         allowed = {*FLOOR, *SHARED} if room in ("__init__", "__main__") else set(SHARED)
     else:
         below = {other for other, floor in FLOOR.items() if floor < FLOOR[room]}
-        allowed = {room, *below, *SHARED} | ({"progress"} if room == "cli" else set())
+        allowed = {room, *below, *SHARED}
     assert uses(path) <= allowed
 
 

@@ -357,3 +357,15 @@ def test_a_changed_file_is_another_method(tmp_path, monkeypatch):
     Path("mine.py").write_text(f"{OWN}\n# changed")
     assert before != choose("mine.py:Own").source
     assert choose("ncm").source is None
+
+
+@pytest.mark.parametrize("name", ["ncm2", "cec", "teens"])
+def test_a_file_may_be_called_almost_like_a_method(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    Path(f"{name}.py").write_text(OWN)
+    assert choose(f"{name}.py:Own").entry.name == f"{name}.py:Own"
+
+
+def test_a_mistyped_method_with_settings_has_a_hint():
+    with pytest.raises(Misuse, match="did you mean concm"):
+        choose("conmc:published")

@@ -309,7 +309,7 @@ class Classifier:
 
     def backup(self, destination: str | os.PathLike[str]) -> Path:
         """Make a consistent copy of the store in a new folder, while others go on predicting."""
-        self.store.backup(Path(destination))
+        self.store.backup(Path(destination), self._waiting, self._wait)
         return Path(destination)
 
     # Internals

@@ -195,12 +195,14 @@ class Store:
             wrong += [f"version {version}: {name} has values that are no numbers" for name in strange]
         return wrong
 
-    def backup(self, destination: str | Path) -> None:
+    def backup(
+        self, destination: str | Path, waiting: Callable[[], None] | None = None, timeout: float | None = None
+    ) -> None:
         """A consistent copy in a new folder; others may read meanwhile, and who learns waits for it."""
         destination = Path(destination)
         if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
             raise ConcmError(f"cannot back up to {destination}: there is something already; choose a new folder")
-        with self._writer() as db:
+        with self._writer(waiting, timeout) as db:
             (destination / "states").mkdir(parents=True, exist_ok=True)
             for file in (self.path / "states").iterdir():
                 if is_state_file(file):

@@ -93,7 +93,7 @@ class Choice:
 def granted(session: AnySession, needs: tuple[str, ...]) -> AnySession:
     """The session without the parts that only methods which declare them may see."""
     withheld: dict[str, Any] = {}
-    if not any(need.startswith("number of") for need in needs):
+    if TOTAL not in needs:
         withheld["total"] = None
     if POOL not in needs:
         withheld["pool"] = None
@@ -188,7 +188,7 @@ def choose(words: str) -> Choice:
     """
     name, _, changes = words.partition(":")
     entry = entries().get(name)
-    if entry is None and changes and not difflib.get_close_matches(name, entries(), n=1):
+    if entry is None and changes:
         attribute, _, changes = changes.partition(":")
         entry = _imported(name, attribute)
     if entry is None:
@@ -203,7 +203,7 @@ def choose(words: str) -> Choice:
 def choice_of(given: Any) -> Choice:
     """A method by name, as a class, or as an object that has learned nothing yet, which is copied for every run.
 
-    A class may take `seed` and `device`, but need not.
+    A class may take `seed` and `device`, but need not. An object's attribute `label` is what its row is called.
     """
     if isinstance(given, str):
         return choose(given)
@@ -218,9 +218,9 @@ def choice_of(given: Any) -> Choice:
     def make(**_: Any) -> Any:
         return deepcopy(given)
 
-    known, settings = _entry_of(type(given), type(given).__name__), getattr(given, "settings", None)
-    needs = tuple(getattr(settings, "needs", known.needs))
-    return Choice(getattr(given, "label", known.name), replace(known, make=make, settings=None, needs=needs), None)
+    entry, settings = _entry_of(type(given), type(given).__name__), getattr(given, "settings", None)
+    needs = tuple(getattr(settings, "needs", entry.needs))
+    return Choice(getattr(given, "label", entry.name), replace(entry, make=make, settings=None, needs=needs), None)
 
 
 def _has_verbs(given: Any) -> bool:
@@ -229,9 +229,9 @@ def _has_verbs(given: Any) -> bool:
 
 def _entry_of(make: Any, name: str) -> Entry:
     """The registered entry of a class, or a new one for a class that is not registered."""
-    known = next((entry for entry in entries().values() if entry.make is make), None)
-    if known is not None:
-        return known
+    found = next((entry for entry in entries().values() if entry.make is make), None)
+    if found is not None:
+        return found
     settings = getattr(make, "settings", None)
     needs = tuple(getattr(settings, "needs", getattr(make, "needs", ())))
     return Entry(name, name, "", _leniently(make), settings, needs)
@@ -262,7 +262,9 @@ def _imported(module: str, attribute: str) -> Entry | None:
             found = _loaded(Path(module)) if module.endswith(".py") else import_module(module)
         make = getattr(found, attribute)
     except (ImportError, AttributeError, OSError, ValueError, TypeError, SyntaxError) as error:
-        raise Misuse(f"cannot import the method {reference!r}: {error}") from error
+        close = difflib.get_close_matches(module, entries(), n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise Misuse(f"cannot import the method {reference!r}: {error}{hint}") from error
     if not isinstance(make, type) or not _has_verbs(make):
         raise Misuse(f"{reference!r} is no method: it needs to be a class with the verbs fit_base, learn and scores")
     return _entry_of(make, reference)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from concm.cli.options import Machine, PictureOptions, changes, given, resume_command
 from concm.errors import Misuse, at_least, at_most
+from concm.records import to_json
 from concm.training.recipe import Recipe, Schedule
 
 if TYPE_CHECKING:
+    from concm.data.dataset import Dataset
     from concm.methods import Choice
     from concm.training.loop import Objectives
 
@@ -77,7 +79,7 @@ def train(
     dataset = pictures.load(scenario, find_backbone(backbone).transform)
     fabric = machine.fabric()
     session = BaseRun(
-        dataset=dataset.validation(seed=schedule.seed) if validate else dataset,
+        dataset=_trained_on(dataset, to_json(schedule), validate=validate),
         backbone=backbone,
         recipe=schedule,
         out=out,
@@ -157,8 +159,9 @@ def features(
     machine.accelerator()
     encoder = load_encoder(backbone, pictures.transform(scenario), mirror=mirror)
     dataset = pictures.load(scenario, encoder.transform)
-    if validate:
-        dataset = dataset.validation(seed=_validation_seed(encoder.meta))
+    if validate and not str(encoder.meta.get("scenario", "")).endswith("-validation"):
+        raise Misuse("--validate needs a backbone that was trained with --validate: this one has seen all base classes")
+    dataset = _trained_on(dataset, encoder.meta.get("recipe") or {}, validate=validate)
     fabric = machine.fabric()
     if novel_limit is not None and dataset.scenario.sessions:
         at_least(dataset.scenario.shot, novel_limit=novel_limit)
@@ -262,8 +265,7 @@ def _schedule(choice: Choice | None, changed: dict[str, Any]) -> Schedule:
     return replace(choice.entry.objective.schedule, **changed)
 
 
-def _validation_seed(meta: dict[str, Any]) -> int:
-    """The seed that decided which base classes the backbone has not seen."""
-    if not str(meta.get("scenario", "")).endswith("-validation"):
-        raise Misuse("--validate needs a backbone that was trained with --validate: this one has seen all base classes")
-    return int(meta["recipe"]["seed"])
+def _trained_on(dataset: Dataset, recipe: dict[str, Any], *, validate: bool) -> Dataset:
+    """The data as a base session with this recipe saw it: its validation scenario, its held-out images."""
+    seed, share = int(recipe.get("seed", 0)), float(recipe.get("held_out", 0))
+    return (dataset.validation(seed=seed) if validate else dataset).holding_out(share, seed=seed)

@@ -39,12 +39,17 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and test images of a scenario, decoded for one transform."""
+    """Training and test images of a scenario, decoded for one transform.
+
+    `held` are base images that the base session does not train on; what a frozen backbone makes of *them* tells how it
+    does on pictures that it has not seen.
+    """
 
     scenario: Scenario
     transform: Transform
     train: ImageSet
     test: ImageSet
+    held: ImageSet | None = None
 
     @cached_property
     def base(self) -> ImageSet:
@@ -55,6 +60,13 @@ class Dataset:
     def novel(self) -> ImageSet:
         """The candidates from which shots are drawn."""
         return self.train.of_classes(range(self.scenario.base, len(self.scenario.keys)))
+
+    def holding_out(self, share: float, *, seed: int) -> Dataset:
+        """The same data with a share of each base class's images held out; a class keeps one image to train on."""
+        if not share:
+            return self
+        chosen = _share(self.train.labels, self.scenario.base, share, np.random.default_rng((seed, 1)))
+        return replace(self, train=self.train.where(~chosen), held=self.train.where(chosen))
 
     def validation(self, *, novel: int | None = None, share: float = 0.1, seed: int = 0) -> Dataset:
         """A pseudo-incremental scenario of the base classes alone, for choosing settings.
@@ -68,11 +80,7 @@ class Dataset:
         place = np.argsort(order)
         base = self.base
         labels = place[base.labels]
-        held = np.zeros(len(base), dtype=bool)
-        for label in range(scenario.base):
-            rows = np.flatnonzero(labels == label)
-            count_held = min(len(rows) - 1, max(1, round(len(rows) * share)))
-            held[generator.permutation(rows)[:count_held]] = True
+        held = _share(labels, scenario.base, share, generator)
         relabelled = replace(base, labels=labels)
         pseudo = replace(
             scenario,
@@ -84,6 +92,18 @@ class Dataset:
             parts=(),
         )
         return Dataset(pseudo, self.transform, relabelled.where(~held), relabelled.where(held))
+
+
+def _share(
+    labels: NDArray[np.int64], classes: int, share: float, generator: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Marks a share of each class's images, at least one and never all."""
+    marked = np.zeros(len(labels), dtype=bool)
+    for label in range(classes):
+        rows = np.flatnonzero(labels == label)
+        count = min(len(rows) - 1, max(1, round(len(rows) * share)))
+        marked[generator.permutation(rows)[:count]] = True
+    return marked
 
 
 def load_dataset(

@@ -18,12 +18,20 @@ class Schedule(Checked):
     warmup: float = setting(5.0, "Epochs of linear warm-up.", least=0)
     weight_decay: float = setting(1.5e-3, "Weight decay of matrices and kernels; biases and norms have none.")
     seed: int = setting(0, "Seed of initial weights, order and augmentation.", least=0)
+    held_out: float = setting(0.0, "Share of each base class's images that is not trained on.", least=0, below=1)
 
 
 @dataclass(frozen=True)
 class Recipe(Schedule):
     """Our own recipe; defaults were best in validation on base classes (CIFAR-100, ResNet-12; docs/base-session.md)."""
 
+    held_out: float = setting(
+        0.02,
+        "Share of each base class's images that is not trained on, so that it can be known how base classes do on "
+        "pictures the backbone has not seen: the operating point needs it.",
+        least=0,
+        below=1,
+    )
     smoothing: float = setting(0.1, "Label smoothing of the cross-entropy.", least=0, most=1)
     head: Literal["linear", "cosine"] = setting(
         "linear", "Classifier of the base session, which is not kept; the cosine classifier is scaled by 16."

@@ -37,6 +37,7 @@ class Session:
     features: Tensor
     labels: Tensor
     views: Tensor | None = None
+    layout: tuple[int, ...] = ()
     scenario: str = ""
     total: int | None = None
     pool: tuple[Tensor, Tensor] | None = None
@@ -64,6 +65,7 @@ class BaseSession(Session):
     mean: Tensor
     std: Tensor
     counts: Tensor
+    held: Tensor | None = None
     learned: Mapping[str, Tensor] = field(default_factory=dict)
     backbone: Encoder | None = None
 

@@ -363,7 +363,7 @@ class Classifier:
         own = {"blocks": made.blocks, "looks": made.looks}
         for name, asked in (("blocks", self._blocks), ("looks", self._looks)):
             if asked not in (None, own[name]):
-                raise Misuse(f"the store at {self.path} reads photos with `{name}` {own[name]}, for good, not {asked}")
+                raise Misuse(f"the store at {self.path} was made with `{name}` {own[name]}, not {asked}")
         return {**own, "turns": made.turns}
 
     def _meta(self) -> dict[str, Any]:

@@ -89,7 +89,7 @@ LONG = {
 # what the package offers
 
 PUBLIC = {
-    "Bank": "from_arrays load bundled digest base_session parts backbone dimension vary save",
+    "Bank": "from_arrays load bundled digest base_session parts backbone dimension layout passes vary save",
     "BenchTable": "rows to_markdown to_latex to_csv to_json plot",
     "Classifier": "close store classes classes_ history version fit learn forget undo predict stream predict_proba "
     "evaluate verify backup export",

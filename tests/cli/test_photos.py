@@ -39,6 +39,18 @@ def test_a_fit_says_what_it_made(world, tmp_path, capsys):
     assert classes(capsys, tmp_path / "zoo") == dict.fromkeys(BASE, 8)
 
 
+def test_a_fit_is_told_how_to_read_photos_and_the_store_remembers_it(world, tmp_path, capsys):
+    words = ("fit", tmp_path / "zoo", world / "base", "--backbone", BACKBONE)
+    told(capsys, *words, "--looks", 2)
+    made_with = shown(capsys, tmp_path / "zoo")["made_with"]["encoder"]
+    assert (made_with["looks"], made_with["blocks"]) == (2, 1)
+    assert [one["label"] for one in answers(capsys, tmp_path / "zoo", world / "base" / BASE[0])] == [BASE[0]] * 8
+    told(capsys, "show", tmp_path / "zoo", "--card", tmp_path / "card.md")
+    assert "forward passes per picture: 2." in (tmp_path / "card.md").read_text()
+    assert call("fit", tmp_path / "other", world / "base", "--backbone", BACKBONE, "--blocks", 2) == 2
+    assert sentence(capsys.readouterr().err).endswith("TinyBackbone has no method `stages`")
+
+
 def test_the_same_seed_makes_the_same_classifier(world, tmp_path, capsys):
     for name in ("one", "other"):
         told(capsys, "fit", tmp_path / name, world / "base", "--backbone", BACKBONE, "--seed", 3)

@@ -44,6 +44,8 @@ from concm.errors import ConcmError, Misuse
 from concm.records import from_json, to_json
 
 BACKBONE = "efficientnet_lite0"
+LITE_BLOCKS = 2
+"""How many of the last blocks of an EfficientNet-Lite photos are read from, unless something else is asked for."""
 UNKNOWN_RATE = 0.05
 Given = str | os.PathLike[str] | Mapping[str, Any]
 """A folder of class folders, or pictures by class name."""
@@ -67,6 +69,10 @@ class Classifier:
         Seconds to wait for another process that is changing the store.
     waiting
         A function that is called when such a wait begins.
+    blocks, looks
+        How photos are read, for `fit`: how many of the network's last blocks (2 of EfficientNet-Lite, else 1), and how
+        many looks at a photo are averaged (1; 2 adds its mirror image, up to 10 add shifts), each a forward pass. A
+        store knows its own.
 
     Examples
     --------
@@ -91,6 +97,8 @@ class Classifier:
         seed: int = 0,
         wait: float = 60.0,
         waiting: Callable[[], None] | None = None,
+        blocks: int | None = None,
+        looks: int | None = None,
     ) -> None:
         self.path = Path(path)
         self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
@@ -101,12 +109,12 @@ class Classifier:
         if not 0 <= seed < 2**63:
             raise Misuse(f"a seed is a whole number from 0 to 2^63 − 1, not {seed}")
         self.seed, self._wait, self._waiting = seed, wait, waiting
-        self._backbone = backbone
+        self._backbone, self._blocks, self._looks = backbone, blocks, looks
         self._store = self._found()
         if self._store is None:
             refuse_foreign(self.path)
-        elif backbone is not None:
-            _ = self._encoder  # refuses a backbone that is not the store's
+        elif any(given is not None for given in (backbone, blocks, looks)):
+            _ = self._encoder  # refuses a backbone or readings that are not the store's
         self._cached: Known | None = None
         self.remarks: list[str] = []
 
@@ -325,8 +333,9 @@ class Classifier:
     @cached_property
     def _encoder(self) -> Encoder:
         """The frozen backbone, checked to be the one that the store's features come from."""
-        reference = self._backbone or BACKBONE
+        reference, made = self._backbone or BACKBONE, None
         if self._store is not None:
+            made = Identity.read(self._store.meta["encoder"])
             own = self.path / "backbone.safetensors"
             named = self._backbone is not None and ":" in self._backbone
             if own.exists() and (named or self._backbone is None):
@@ -334,13 +343,28 @@ class Classifier:
             elif self._backbone is None:
                 reference = backbones.registered(self._store.meta["backbone"]).name
         with torch.random.fork_rng(devices=[]):
-            encoder = encoders.load_encoder(reference, natural(224)).to(torch.device(self.device))
-        if self._store is not None and encoder.identity != (made := from_json(Identity, self._store.meta["encoder"])):
+            encoder = encoders.load_encoder(reference, natural(224), **self._readings(reference, made))
+            encoder.to(torch.device(self.device))
+        if made is not None and encoder.identity != made:
             raise Misuse(
                 f"the store at {self.path} was made with {made.name} of weights {made.weights}; {reference} has "
                 f"weights {encoder.weights}, or another transform of pictures"
             )
         return encoder
+
+    def _readings(self, reference: str, made: Identity | None) -> dict[str, int]:
+        """How photos are read: as the store says, or as was asked for."""
+        if made is None:
+            default = LITE_BLOCKS if reference.startswith("efficientnet_lite") else 1
+            return {
+                "blocks": default if self._blocks is None else self._blocks,
+                "looks": 1 if self._looks is None else self._looks,
+            }
+        own = {"blocks": made.blocks, "looks": made.looks}
+        for name, asked in (("blocks", self._blocks), ("looks", self._looks)):
+            if asked not in (None, own[name]):
+                raise Misuse(f"the store at {self.path} was made with `{name}` {own[name]}, not {asked}")
+        return {**own, "turns": made.turns}
 
     def _meta(self) -> dict[str, Any]:
         encoder = self._encoder

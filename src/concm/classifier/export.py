@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from concm.backbones.encoder import Encoder
+from concm.backbones.readings import looks_at, read
 from concm.classifier.confidence import Confidence
 from concm.engine.concm import Engine
 from concm.engine.head import Head
@@ -94,14 +95,15 @@ class _Whole(nn.Module):
     def __init__(self, encoder: Encoder, metric: Tensor | None) -> None:
         super().__init__()
         self.network, self.transform = encoder.network, encoder.transform
+        self.blocks, self.turns, self.looks = encoder.blocks, encoder.turns, encoder.looks
         self.metric = None if metric is None else nn.Buffer(metric)
 
     def forward(self, pixels: Tensor, *known: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities and familiarity, as the classifier computes them."""
         *head, centre, width, temperature = known
-        scores = Head(metric=self.metric, **dict(zip(HEAD, head, strict=True)))(
-            self.network(self.transform.centre(pixels))
-        )
+        looks = looks_at(pixels, self.transform, self.looks)
+        features = read(self.network, looks, blocks=self.blocks, turns=self.turns)
+        scores = Head(metric=self.metric, **dict(zip(HEAD, head, strict=True)))(features)
         best = scores.max(1)
         familiarity = (best.values - centre[best.indices]) / width[best.indices]
         return (scores / temperature).softmax(1), familiarity

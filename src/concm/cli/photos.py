@@ -33,14 +33,23 @@ class Access:
     backbone: str | None = None
     "The network that sees the photos; a store knows its own, and only code of yours must be named each time."
 
-    def open(self, store: Path, seed: int = 0) -> Classifier:
+    def open(self, store: Path, seed: int = 0, blocks: int | None = None, looks: int | None = None) -> Classifier:
         """The classifier in that folder, made or yet to be made; to be closed."""
         from concm.classifier.classifier import Classifier
 
         def waiting() -> None:
             complain(f"another process is changing {store}; waiting for it, {self.wait:g} seconds at most")
 
-        return Classifier(store, self.backbone, device=self.device, seed=seed, wait=self.wait, waiting=waiting)
+        return Classifier(
+            store,
+            self.backbone,
+            device=self.device,
+            seed=seed,
+            wait=self.wait,
+            waiting=waiting,
+            blocks=blocks,
+            looks=looks,
+        )
 
 
 def fit(
@@ -49,6 +58,8 @@ def fit(
     /,
     *,
     broken: Broken = "refuse",
+    blocks: int | None = None,
+    looks: int | None = None,
     seed: int = 0,
     json: bool = False,
     access: Access = Access(),  # noqa: B008
@@ -63,12 +74,18 @@ def fit(
         A folder that holds one folder of photos for each class, two classes or more.
     broken
         What to do with files that cannot be read as pictures, and with pictures that are there twice.
+    blocks
+        How many of the network's last blocks photos are read from; unless you say otherwise, 2 of EfficientNet-Lite and
+        1 of other networks.
+    looks
+        How many looks at a photo are averaged, each a forward pass: 2 adds the mirror image, up to 10 add shifts; 1
+        unless you say otherwise.
     seed
         Seed of all random choices.
     json
         Print what was done as JSON.
     """
-    with access.open(store, seed) as classifier:
+    with access.open(store, seed, blocks, looks) as classifier:
         begun = time.perf_counter()
         classifier.fit(photos, broken=broken)
         _told(classifier, begun, json)

@@ -33,6 +33,8 @@ def save_bank(bank: Bank, path: Path, precision: Precision) -> None:
         tensors[f"{name}/labels"] = part.labels.to(torch.int32)
         if part.pictures is not None:
             tensors[f"{name}/pictures"] = part.pictures
+        if part.held is not None:
+            tensors[f"{name}/held"] = part.held.to(torch.uint8)
         for kind, value in (("features", part.features), ("views", part.views)):
             if value is None:
                 continue
@@ -62,7 +64,7 @@ def load_bank(path: Path, scenario: str | None) -> Bank:
         card = {**meta["card"], "precision": meta["precision"], "bytes": path.stat().st_size}
         bank = Bank(
             scenario=found,
-            encoder=from_json(Identity, meta["encoder"]),
+            encoder=Identity.read(meta["encoder"]),
             mean=tensors["mean"],
             std=tensors["std"],
             counts=tensors["counts"],
@@ -85,7 +87,9 @@ def _part(tensors: dict[str, Tensor], name: str, ids: list[str]) -> Part:
         return value.float() * tensors["scale"] + tensors["offset"] if value.dtype == torch.int8 else value.float()
 
     views = dense("views") if f"{name}/views" in tensors else None
-    return Part(dense("features"), tensors[f"{name}/labels"].long(), views, ids, tensors.get(f"{name}/pictures"))
+    held = tensors[f"{name}/held"].bool() if f"{name}/held" in tensors else None
+    labels, pictures = tensors[f"{name}/labels"].long(), tensors.get(f"{name}/pictures")
+    return Part(dense("features"), labels, views, ids, pictures, held)
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -102,12 +106,18 @@ def _consistent(bank: Bank, path: Path) -> None:
     ):
         fits = part.features.shape == (len(part.labels), bank.dimension) and len(part.ids) in (0, len(part.labels))
         fits = fits and (part.pictures is None or len(part.pictures) == len(part.labels))
+        fits = fits and (part.held is None or (name == "base" and part.held.shape == part.labels.shape))
         labels = set(part.labels.tolist())
         if part.views is not None:
             fits = fits and part.views.shape == (len(part.labels), part.views.shape[1], bank.dimension)
             fits = fits and bool(part.views.isfinite().all())
         if not fits or not labels <= set(range(first, last)) or not part.features.isfinite().all():
             raise ConcmError(f"{path}: its {name} part does not fit scenario {bank.scenario.name}; extract it again")
+    if min(bank.layout) < 1 or sum(bank.layout) != bank.dimension:
+        widths = " + ".join(map(str, bank.layout))
+        raise ConcmError(
+            f"{path}: its readings have {widths} dimensions, its features {bank.dimension}; extract it again"
+        )
     kept = {part.pictures is not None for part in (bank.base, bank.novel, bank.test)} | {bool(bank.weights)}
     if len(kept) > 1:
         raise ConcmError(f"{path}: it has pictures or the backbone in part; extract it again")

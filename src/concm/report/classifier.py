@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from rich.markup import escape
 
+from concm.backbones.encoder import Identity
 from concm.classifier.classifier import Classifier
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.prediction import Prediction
@@ -80,7 +81,8 @@ def card(classifier: Classifier) -> str:
         "",
         "## Backbone",
         "",
-        f"`{meta['backbone']}`, weights `{encoder['weights']}`, {encoder['transform']['size']} pixels.",
+        f"`{meta['backbone']}`, weights `{encoder['weights']}`, {encoder['transform']['size']} pixels, "
+        f"forward passes per picture: {Identity.read(encoder).passes}.",
         "",
         "## Evaluation",
         "",

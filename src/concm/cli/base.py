@@ -134,7 +134,7 @@ def features(
     validate
         Extract the validation scenario of a backbone trained with `--validate`: the bank to choose settings on.
     views
-        Augmented views (shift, mirror) to keep of each training image.
+        Augmented views (shift, mirror) to keep of each candidate shot.
     blocks
         How many of the network's last blocks are read, side by side in a feature.
     turns

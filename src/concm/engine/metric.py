@@ -72,7 +72,7 @@ class Metric(Growing):
 
 def measured(features: Tensor, matrices: Sequence[Tensor], weights: Tensor) -> Tensor:
     """Each reading scaled to unit length, multiplied by its matrix, scaled again, and weighted."""
-    readings = features.split([len(matrix) for matrix in matrices], -1)
+    readings = features.split_with_sizes([len(matrix) for matrix in matrices], -1)
     unit = [
         F.normalize(F.normalize(own, dim=-1) @ own_matrix, dim=-1)
         for own, own_matrix in zip(readings, matrices, strict=True)

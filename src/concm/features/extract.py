@@ -32,7 +32,7 @@ def extract(
     batch: int = 256,
     seed: int = 0,
 ) -> Bank:
-    """Encode base, novel and test images, `views` weak views of the kept training images, and base statistics.
+    """Encode base, novel and test images, `views` weak views of the candidate shots, and base statistics.
 
     The limits keep so many images per class (a seeded choice); statistics always come from all base images that were
     trained on. Those that were held out of training follow them in the base part, marked. With `keep_pictures` the bank
@@ -50,8 +50,7 @@ def extract(
     sets = {"base": base, "held-out": held, "novel": some_novel, "test": test}
     jobs = [(f"{name} images", images, 0) for name, images in sets.items() if images is not None]
     if views:
-        viewed = {"base": some_base, "held-out": held, "novel": some_novel}
-        jobs += [(f"views of {name} images", images, views) for name, images in viewed.items() if images is not None]
+        jobs.append(("views of novel images", some_novel, views))
     done: dict[str, Tensor] = {}
     with bar() as progress:
         for title, images, count in jobs:
@@ -108,17 +107,12 @@ def _tick(progress: Progress, task: TaskID, world: int, count: int) -> None:
 
 def _followed(trained: Part, held: Part) -> Part:
     """The base part: images that were trained on, then those that were not, which it marks."""
-    both = (trained, held)
-    views, pictures = (
-        None if getattr(trained, name) is None else torch.cat([getattr(part, name) for part in both])
-        for name in ("views", "pictures")
-    )
+    pictures = [part.pictures for part in (trained, held) if part.pictures is not None]
     return Part(
-        features=torch.cat([part.features for part in both]),
-        labels=torch.cat([part.labels for part in both]),
-        views=views,
+        features=torch.cat([trained.features, held.features]),
+        labels=torch.cat([trained.labels, held.labels]),
         ids=trained.ids + held.ids,
-        pictures=pictures,
+        pictures=torch.cat(pictures) if pictures else None,
         held=torch.arange(len(trained.labels) + len(held.labels)) >= len(trained.labels),
     )
 

@@ -43,7 +43,6 @@ class Session:
     total: int | None = None
     pool: tuple[Tensor, Tensor] | None = None
     pictures: Tensor | None = None
-    layout: tuple[int, ...] = ()
 
     def class_means(self) -> Tensor:
         """Mean feature (classes, d) of each class's images."""
@@ -71,7 +70,6 @@ class BaseSession(Session):
     held: Tensor | None = None
     learned: Mapping[str, Tensor] = field(default_factory=dict)
     backbone: Encoder | None = None
-    held: Tensor | None = None
 
     @classmethod
     def of(cls, session: Session) -> BaseSession:

@@ -103,7 +103,7 @@ def test_every_answer_is_an_object_in_a_line_of_json(zoo, world, capsys):
     assert [one["photo"] for one in found] == files
     assert [(one["label"], one["unknown"]) for one in found] == [("bear", False)] * 4 + [("unknown", True)] * 4
     for one in found:
-        assert one.keys() == {"label", "score", "top", "unknown", "novel", "version", "photo"}
+        assert one.keys() == {"label", "score", "top", "unknown", "novel", "version", "photo", "familiarity"}
         names, scores = zip(*one["top"], strict=True)
         assert len(set(names)) == 4
         assert list(scores) == sorted(scores, reverse=True)
@@ -349,3 +349,20 @@ def test_a_store_is_verified_and_backed_up(zoo, tmp_path, capsys):
     assert "is damaged in 1 places" in capsys.readouterr().err
     told(capsys, "undo", zoo)
     assert "is sound" in told(capsys, "verify", zoo)
+
+
+def test_corrections_are_typed_as_commands_and_undone(zoo, capsys):
+    listed = json.loads(told(capsys, "show", zoo, "fox", "--json"))["photos"]
+    assert [row["photo"] for row in listed] == [f"{at}.png" for at in range(5)]
+    assert "fox" in told(capsys, "show", zoo, "fox")
+    assert told(capsys, "remove", zoo, "fox/0.png", listed[1]["number"]).startswith("remove: fox (2); version 3")
+    assert told(capsys, "move", zoo, "fox/2.png", "--to", "gnu").startswith(
+        "move: fox (1) to gnu; version 4, 7 classes"
+    )
+    assert told(capsys, "rename", zoo, "gnu", "wildebeest").startswith("rename: gnu to wildebeest; version 5")
+    line = json.loads(told(capsys, "merge", zoo, "wildebeest", "eagle", "--into", "fox", "--json"))
+    assert (line["action"], line["detail"], line["photos"]) == ("merge", "wildebeest, eagle into fox", 4 * 8 + 8)
+    assert classes(capsys, zoo)["fox"] == 8
+    for _ in range(4):
+        assert call("undo", zoo) == 0
+    assert classes(capsys, zoo)["fox"] == 5

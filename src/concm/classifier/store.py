@@ -129,7 +129,7 @@ class Store:
         """All classes in the order in which they were added, which is that of the engine's columns."""
         with self._reading() as db:
             rows = db.execute(
-                "SELECT name, base, (SELECT count(*) FROM photos WHERE class = classes.id), added"
+                "SELECT name, base, (SELECT count(*) FROM photos WHERE class = classes.id AND gone IS NULL), added"
                 " FROM classes WHERE removed IS NULL ORDER BY id"
             )
             return [ClassRow(name, bool(base), photos, added) for name, base, photos, added in rows]
@@ -138,7 +138,8 @@ class Store:
         """The photos of a class, in the order in which they were added."""
         with self._reading() as db:
             rows = db.execute(
-                "SELECT id, label, digest, rows, features, thumbnail FROM photos WHERE class = ? ORDER BY id",
+                "SELECT id, label, digest, rows, features, thumbnail FROM photos WHERE class = ?"
+                " AND gone IS NULL ORDER BY id",
                 (class_id(db, self.path, name),),
             )
             return [
@@ -245,6 +246,10 @@ class Store:
                 raise ConcmError(f"nothing more to undo in {self.path}: only the newest {KEEP} versions are kept")
             last = newest[0][:1]
             db.execute("DELETE FROM photos WHERE added = ?", last)
+            db.execute("UPDATE photos SET gone = NULL WHERE gone = ?", last)
+            found = "FROM corrections WHERE corrections.version = ? AND"
+            db.execute(f"UPDATE photos SET class = corrections.class {found} photo = photos.id", last)
+            db.execute(f"UPDATE classes SET name = corrections.name {found} class = id AND photo IS NULL", last)
             db.execute("DELETE FROM classes WHERE added = ?", last)
             db.execute("UPDATE classes SET removed = NULL WHERE removed = ?", last)
             db.execute("DELETE FROM versions WHERE version = ?", last)

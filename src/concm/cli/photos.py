@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from concm.classifier.classifier import Classifier
 
 Broken = Literal["refuse", "skip"]
+Duplicates = Literal["refuse", "skip"]
 
 
 @Parameter(name="*")
@@ -49,6 +50,7 @@ def fit(
     /,
     *,
     broken: Broken = "refuse",
+    duplicates: Duplicates = "refuse",
     seed: int = 0,
     json: bool = False,
     access: Access = Access(),  # noqa: B008
@@ -62,7 +64,9 @@ def fit(
     photos
         A folder that holds one folder of photos for each class, two classes or more.
     broken
-        What to do with files that cannot be read as pictures, and with pictures that are there twice.
+        What to do with files that cannot be read as pictures.
+    duplicates
+        What to do with a picture that two classes claim.
     seed
         Seed of all random choices.
     json
@@ -70,8 +74,8 @@ def fit(
     """
     with access.open(store, seed) as classifier:
         begun = time.perf_counter()
-        classifier.fit(photos, broken=broken)
-        _told(classifier, begun, json)
+        classifier.fit(photos, broken=broken, duplicates=duplicates)
+        told(classifier, begun, json)
 
 
 def learn(
@@ -80,6 +84,7 @@ def learn(
     /,
     *images: str,
     broken: Broken = "refuse",
+    duplicates: Duplicates = "refuse",
     json: bool = False,
     access: Access = Access(),  # noqa: B008
 ) -> None:
@@ -94,7 +99,9 @@ def learn(
     images
         Photos of that class: files, folders and globs.
     broken
-        What to do with files that cannot be read as pictures, and with pictures that are there twice.
+        What to do with files that cannot be read as pictures.
+    duplicates
+        What to do with a picture that two classes claim.
     json
         Print what was done as JSON.
     """
@@ -103,9 +110,10 @@ def learn(
     with access.open(store) as classifier:
         from concm.classifier.photos import find_photos
 
-        begun = time.perf_counter()
-        classifier.learn({what: find_photos(images)} if images else what, broken=broken)
-        _told(classifier, begun, json)
+        begun, before = time.perf_counter(), classifier.version
+        given = {what: find_photos(images)} if images else what
+        classifier.learn(given, broken=broken, duplicates=duplicates)
+        told(classifier, begun, json, before)
 
 
 def predict(
@@ -154,18 +162,21 @@ def predict(
 
 def show(
     store: Path,
+    name: str | None = None,
     /,
     *,
     card: Path | None = None,
     json: bool = False,
     access: Access = Access(),  # noqa: B008
 ) -> None:
-    """Show classes and history.
+    """Show classes and history, or the photos of a class.
 
     Parameters
     ----------
     store
         The classifier's folder.
+    name
+        A class, to list its photos with the numbers by which they can be removed or moved.
     card
         Write a Markdown card: backbone, classes, photos, evaluation, versions, how to load it.
     json
@@ -179,6 +190,12 @@ def show(
         if card is not None:
             write_whole(card, report.card(classifier).encode())
             say(f"wrote {card}")
+        elif name is not None:
+            rows = [{"number": row.id, "photo": row.label, "digest": row.digest} for row in classifier.photos(name)]
+            if json:
+                _print({"store": str(store), "version": classifier.version, "class": name, "photos": rows})
+            else:
+                report.show_photos(name, rows)
         elif json:
             listed = {
                 "classes": [asdict(row) for row in classifier.classes],
@@ -205,7 +222,7 @@ def forget(store: Path, name: str, /, *, json: bool = False, access: Access = Ac
     with access.open(store) as classifier:
         begun = time.perf_counter()
         classifier.forget(name)
-        _told(classifier, begun, json)
+        told(classifier, begun, json)
 
 
 def undo(store: Path, /, *, json: bool = False, access: Access = Access()) -> None:  # noqa: B008
@@ -351,8 +368,8 @@ def demo_photos(
     groceries(out, seed=seed, device=access.device)
 
 
-def _told(classifier: Classifier, begun: float, json: bool) -> None:
-    """What the newest version is, and what there was to remark."""
+def told(classifier: Classifier, begun: float, json: bool, before: int = 0) -> None:
+    """What the newest version is, and what there was to remark; `before` is the version that it may still be."""
     from concm.report.tables import say
 
     line, seconds = classifier.history[-1], time.perf_counter() - begun
@@ -360,6 +377,8 @@ def _told(classifier: Classifier, begun: float, json: bool) -> None:
         complain(remark)
     if json:
         _print({**asdict(line), "seconds": round(seconds, 3), "remarks": classifier.remarks})
+    elif line.version == before:
+        say(f"version {line.version} as before: {line.classes} classes, {line.photos} photos")
     else:
         say(
             f"{line.action}: {line.detail}; version {line.version}, {line.classes} classes, {line.photos} photos "

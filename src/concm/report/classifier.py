@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.markup import escape
 
@@ -37,6 +37,14 @@ def show_classes(classifier: Classifier) -> None:
         figures = (str(line.classes), str(line.photos))
         history.add_row(str(line.version), _when(line.created), line.action, *figures, escape(line.detail))
     print_whole(history)
+
+
+def show_photos(name: str, rows: Sequence[Mapping[str, object]]) -> None:
+    """The photos of a class, with the numbers by which they can be removed or moved."""
+    table = ruled("photo", "number", title=escape(name))
+    for row in rows:
+        table.add_row(escape(str(row["photo"])), str(row["number"]))
+    print_whole(table)
 
 
 def show_evaluation(result: Evaluation, worst: int = 5) -> None:

@@ -147,6 +147,21 @@ class Store:
                 for at, label, digest, count, features, thumbnail in rows
             ]
 
+    def every_photo(self) -> list[tuple[int, str, str, Tensor]]:
+        """Number, class, file name and features (d,) of all photos, in the order in which they were added."""
+        with self._reading() as db:
+            rows = db.execute(
+                "SELECT photos.id, name, label, rows, features FROM photos JOIN classes ON classes.id = class"
+                " WHERE removed IS NULL AND gone IS NULL ORDER BY photos.id"
+            )
+            return [(at, name, label, unpacked(packed, count)[0]) for at, name, label, count, packed in rows]
+
+    def thumbnail(self, number: int) -> bytes | None:
+        """The small JPEG of a photo."""
+        with self._reading() as db:
+            row = db.execute("SELECT thumbnail FROM photos WHERE id = ?", (number,)).fetchone()
+            return None if row is None else bytes(row[0])
+
     def history(self) -> list[VersionRow]:
         """The versions that led to the current one, oldest first; what was undone is not among them."""
         with self._reading() as db:

@@ -320,7 +320,8 @@ def test_the_document_describes_every_request_and_no_other(program):
 
 
 def test_predictions_have_the_fields_that_the_document_requires(program):
-    [found] = answers(program, several("submarine", 1), nearest=1)
+    [found] = answers(program, sent(("photos/boat/1.png", png("submarine"))), nearest=1)
+    assert found["folder"] == "boat"
     schema = openapi.SCHEMAS["Prediction"]
     assert set(schema["required"]) <= found.keys() == schema["properties"].keys()
 

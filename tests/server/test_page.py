@@ -205,6 +205,16 @@ def test_health_map_history_and_exports_are_shown(page):
     assert download.value.suggested_filename == "zoo-backup.zip"
 
 
+def test_a_folder_of_class_folders_is_taught_as_classes(page, tmp_path):
+    for name in ("submarine", "lighthouse"):
+        write_class(tmp_path / "photos" / name, 4)
+    page.locator("#folder").set_input_files(str(tmp_path / "photos"))
+    expect(page.locator(".answer")).to_have_count(8)
+    page.get_by_role("button", name="Teach 2 folders as classes").click()
+    expect(page.locator("#summary")).to_contain_text("version 3 · 8 classes")
+    expect(page.locator("#said")).to_contain_text("lighthouse (4)")
+
+
 def test_what_is_no_photo_is_said(page, tmp_path):
     (tmp_path / "broken.jpg").write_text("no photo")
     (tmp_path / "notes.txt").write_text("no photo")

@@ -156,13 +156,15 @@ async def predict(request: Request) -> Response:
         raise Misuse("`top` is 1 to 100, `nearest` 0 to 20, and `keep` one of unsure, all, none")
     answers, failures = [], []
     async with uploads.form(request) as parts:
-        for _, found in await uploads.sent(parts, desk(request).predictor):
+        for folder, found in await uploads.sent(parts, desk(request).predictor):
             if isinstance(found, BrokenPicture):
                 failures.append(str(found))
-            elif keep == "none" and not nearest:
-                answers.append(desk(request).answer(found, rate, top, 0, keep))  # too quick to be worth a thread
+                continue
+            if keep == "none" and not nearest:
+                answer = desk(request).answer(found, rate, top, 0, keep)  # too quick to be worth a thread
             else:
-                answers.append(await run_in_threadpool(desk(request).answer, found, rate, top, nearest, keep))
+                answer = await run_in_threadpool(desk(request).answer, found, rate, top, nearest, keep)
+            answers.append({**answer, "folder": folder} if folder else answer)
     return JSONResponse({"predictions": answers, "failures": failures}, 200 if answers else 422)
 
 

@@ -32,6 +32,7 @@ SCHEMAS = {
         photo=TEXT,
         familiarity={**NUMBER, "description": "the share of known photos that look stranger"},
         inbox={**WHOLE, "description": "its number in the inbox, if it is kept there"},
+        folder={**TEXT, "description": "the folder that its file name began with, if any"},
         nearest={"type": "array", "items": {"$ref": "#/components/schemas/Near"}},
     ),
     "Version": _object(

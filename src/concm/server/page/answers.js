@@ -14,17 +14,34 @@ export function show(view, app) {
   const clear = el("button", { type: "button", onclick: () => { answers = []; app.open("answers"); } }, "Clear");
   const unknown = answers.filter((answer) => answer.unknown).length;
   const words = `${many(answers.length, "answer")}${unknown ? `, ${unknown} unknown` : ""}`;
-  view.replaceChildren(el("div", { className: "bar" }, el("strong", {}, words), el("span", { className: "spacer" }), clear),
+  view.replaceChildren(el("div", { className: "bar" }, el("strong", {}, words), byFolder(app), el("span", { className: "spacer" }), clear),
     el("div", { className: "grid wide" }, ...answers.map((answer) => card(answer))));
 }
 
+// Photos that came in folders can be taught as classes, all in one version.
+function byFolder(app) {
+  const classes = {};
+  for (const answer of answers) if (answer.folder) (classes[answer.folder] ??= []).push(answer.inbox);
+  const count = Object.keys(classes).length;
+  if (!count) return null;
+  const words = count === 1 ? `Teach these as ${Object.keys(classes)[0]}` : `Teach ${count} folders as classes`;
+  return el("button", { type: "button", onclick: () => attempt(async () => {
+    say("Learning …");
+    const done = await post("/api/learn", { classes, duplicates: "skip" });
+    for (const answer of answers) delete answer.folder;
+    say([`Learned ${done.detail}: version ${done.version}.`, ...done.remarks].join(" "));
+    await app.refresh();
+    app.open("answers");
+  }) }, words);
+}
+
 function card(answer) {
-  const familiar = answer.familiarity < 0.995
-    ? `more familiar than ${percent(answer.familiarity)} of the photos it knows` : "as familiar as what it was taught";
+  const familiar = answer.unknown ? `stranger than ${percent(1 - answer.familiarity)} of known photos`
+    : `more familiar than ${percent(answer.familiarity)} of known photos`;
   const guesses = answer.top.slice(0, 3).map(([name, share]) => {
     const bar = el("i");
-    bar.style.width = percent(share);
-    return el("li", {}, el("span", {}, name), el("span", {}, percent(share)), el("span", { className: "meter" }, bar));
+    bar.style.width = `${100 * share}%`;
+    return el("li", {}, el("span", {}, name), el("span", { className: "share" }, percent(share)), el("span", { className: "meter" }, bar));
   });
   const near = (answer.nearest || []).map((photo) => el("figure", {},
     el("img", { src: `/api/photos/${photo.number}/thumbnail`, alt: "", loading: "lazy" }), photo.class));
@@ -50,7 +67,7 @@ async function correct(answer, name, fix) {
 }
 
 // Ask about files, a few at a time, so that answers come as they are ready.
-export async function ask(files, app, { keep = "all" } = {}) {
+export async function ask(files, app) {
   const photos = [...files].filter((file) => file.type.startsWith("image/") || PICTURE.test(file.name));
   const skipped = files.length - photos.length;
   if (!photos.length) return say(files.length ? "There is no photo among these files." : "", true);
@@ -60,8 +77,8 @@ export async function ask(files, app, { keep = "all" } = {}) {
     app.busy(true, at / photos.length);
     say(`Looking at ${many(photos.length, "photo")} …`);
     const form = new FormData();
-    for (const photo of photos.slice(at, at + AT_ONCE)) form.append("photos", photo, photo.webkitRelativePath || photo.name);
-    const answer = await attempt(() => post(`/api/predict?keep=${keep}&nearest=4`, form));
+    for (const photo of photos.slice(at, at + AT_ONCE)) form.append("photos", photo, photo.path || photo.webkitRelativePath || photo.name);
+    const answer = await attempt(() => post("/api/predict?keep=all&nearest=4", form));
     if (answer === null) break;
     found.push(...answer.predictions);
     failures.push(...answer.failures);
@@ -82,7 +99,10 @@ export async function ask(files, app, { keep = "all" } = {}) {
 export async function dropped(items) {
   const files = [];
   async function walk(entry) {
-    if (entry.isFile) files.push(await new Promise((done, failed) => entry.file(done, failed)));
+    if (entry.isFile) {
+      const file = await new Promise((done, failed) => entry.file(done, failed));
+      files.push(Object.assign(file, { path: entry.fullPath }));
+    }
     else if (entry.isDirectory) {
       const reader = entry.createReader();
       for (;;) {

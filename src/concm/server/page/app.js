@@ -67,7 +67,7 @@ async function names() {
 
 for (const [name, [title]] of Object.entries(VIEWS)) {
   const count = name === "inbox" ? el("span", { className: "count", hidden: true }) : null;
-  document.getElementById("tabs").append(el("button", { type: "button", value: name, onclick: () => app.open(name) }, title, count || ""));
+  document.getElementById("tabs").append(el("button", { type: "button", value: name, onclick: () => { say(""); app.open(name); } }, title, count || ""));
 }
 for (const id of ["files", "folder"]) {
   const input = document.getElementById(id);
@@ -95,7 +95,7 @@ camera(app);
 const wanted = location.hash.slice(1);
 await attempt(async () => {
   await app.refresh();
-  await app.open(wanted in VIEWS ? wanted : known.inbox ? "inbox" : "answers");
+  if (current === null) await app.open(wanted in VIEWS ? wanted : known.inbox ? "inbox" : "answers");
 });
 let failing = false;
 setInterval(async () => {

@@ -13,7 +13,7 @@ export async function show(view, app) {
       el("p", {}, "Photos that the classifier does not know, or is not sure of, come here, from this page or the API.")));
   }
   const count = el("strong", { id: "chosen" });
-  const name = nameInput("Name of the chosen photos", "What is it? A new name or a known one");
+  const name = nameInput("Name of the chosen photos", "What is it?");
   const teach = el("button", { type: "submit", className: "main" }, "Teach");
   const drop = el("button", { type: "button", onclick: () => dismiss(app) }, "Dismiss");
   const all = el("button", { type: "button" });

@@ -27,7 +27,9 @@ export async function show(view, app) {
     pen.textAlign = "center";
     const style = getComputedStyle(box);
     for (const row of classes) {
-      const [x, y] = at(row.at);
+      const wide = pen.measureText(row.class).width / 2 + 4;
+      const [left, top] = at(row.at);
+      const [x, y] = [Math.min(Math.max(left, wide), canvas.clientWidth - wide), Math.max(top - 8, 16)];
       pen.lineWidth = 4;
       pen.strokeStyle = style.backgroundColor;
       pen.strokeText(row.class, x, y);

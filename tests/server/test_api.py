@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from concm.classifier.classifier import Classifier
-from concm.server import api, openapi
+from concm.server import api, changing, openapi
 from concm.server.inbox import ROOM, Inbox
 from concm.server.security import Guard
 from tests.support.photographs import BACKBONE, picture
@@ -114,7 +114,7 @@ def test_learning_does_not_keep_anybody_from_asking(program):
 
 
 def test_what_takes_long_is_a_job_to_ask_for(program, monkeypatch):
-    monkeypatch.setattr(api, "WAIT", 0.0)
+    monkeypatch.setattr(changing, "WAIT", 0.0)
     answer = program.post("/api/learn", data={"name": "gnu"}, files=several("gnu", 2))
     assert answer.status_code in (200, 202)
     number = answer.json()["job"]

@@ -86,8 +86,9 @@ def test_a_name_that_is_not_ours_is_refused_even_with_the_token(program, host):
 
 
 def test_where_others_may_come_in_addresses_and_given_names_are_ours_and_other_names_are_not():
-    hosts = Hosts(frozenset({"localhost", "shop.example"}), 8000, addresses=True)
-    assert all(map(hosts.know, ("192.168.0.7:8000", "[fe80::1]:8000", "shop.example:8000", "LOCALHOST:8000")))
+    hosts = Hosts(frozenset({"localhost"}), 8000, addresses=True, proxies=frozenset({"shop.example"}))
+    assert all(map(hosts.know, ("192.168.0.7:8000", "[fe80::1]:8000", "LOCALHOST:8000")))
+    assert all(map(hosts.know, ("shop.example", "Shop.example:8443")))  # a proxy, on a port of its own
     assert not any(map(hosts.know, ("evil.example:8000", "192.168.0.7:8001", "192.168.0.7.evil.example:8000")))
     assert Hosts(frozenset({"localhost"}), 80).know("localhost")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -84,6 +84,7 @@ class Known:
     engine: Engine
     head: Head
     confidence: Confidence
+    _thresholds: dict[float, float] = field(default_factory=dict, repr=False, compare=False)
 
     def scores(self, features: Tensor) -> Tensor:
         """Scores (n, classes), on the CPU."""
@@ -96,8 +97,8 @@ class Known:
         familiar = float(self.confidence.familiarity(scores)[0])
         best = probabilities.topk(min(top, len(probabilities)))
         names = self.engine.names
-        guesses = [(names[at], float(p)) for at, p in zip(best.indices.tolist(), best.values, strict=True)]
-        strange = familiar < self.confidence.threshold(unknown_rate)
+        guesses = [(names[at], p) for at, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+        strange = familiar < self._threshold(unknown_rate)
         return Prediction(
             label=UNKNOWN if strange else guesses[0][0],
             score=guesses[0][1],
@@ -108,6 +109,12 @@ class Known:
             photo=name,
             familiarity=bisect_right(self._usual, familiar) / len(self._usual),
         )
+
+    def _threshold(self, rate: float) -> float:
+        """The familiarity below which photos are unknown, found once for each rate."""
+        if rate not in self._thresholds:
+            self._thresholds[rate] = self.confidence.threshold(rate)
+        return self._thresholds[rate]
 
     @cached_property
     def _usual(self) -> list[float]:

@@ -98,9 +98,9 @@ def serve(
     keys = Keys(token or secrets.token_urlsafe(32))
     with _listening(host, port) as listener:
         port = listener.getsockname()[1]
-        names = LOOPBACK | {name.lower() for name in (host, *allow)}
+        proxies = frozenset(name.lower() for name in allow)
         desk = Desk(store, backbone, device)
-        hosts = Hosts(names, port, addresses=not is_loopback(host))
+        hosts = Hosts(LOOPBACK | {host.lower()}, port, addresses=not is_loopback(host), proxies=proxies)
         config = uvicorn.Config(
             application(desk, keys, hosts),
             log_config=None,

@@ -62,17 +62,21 @@ class Hosts:
     """The names under which the server may be asked for, so that no other name can be made to point at it.
 
     Where it listens to other machines, any address in figures is fine too: only names can be made to point elsewhere.
+    `proxies` are names of something before it, which has a port of its own.
     """
 
     names: frozenset[str]
     port: int
     addresses: bool = False
+    proxies: frozenset[str] = frozenset()
 
     def know(self, host: str) -> bool:
         """Whether a Host header, with its port, is one of ours."""
         name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
         if not name:
             name, port = port, ""
+        if name.lower() in self.proxies:
+            return True
         if port not in ("", str(self.port)) or (not port and self.port != 80):
             return False
         name = name.lower().strip("[]")

@@ -23,18 +23,21 @@ def test_it_prints_its_address_answers_there_and_ends_quietly(store):
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     where = {**environment(), "PYTHONPATH": paths, "CONCM_TOKEN": "the-token-of-this-test"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=where) as server:
-        assert server.stdout is not None
-        said = server.stdout.readline()
-        address = re.search(r"http://127\.0\.0\.1:\d+/(?=\?token=the-token-of-this-test$)", said)
-        assert address is not None, said + server.stderr.read()
-        request = urllib.request.Request(
-            f"{address[0]}api/status", headers={"Authorization": "Bearer the-token-of-this-test"}
-        )
-        with urllib.request.urlopen(request) as answer:
-            assert json.load(answer)["classes"] == 6
-        server.send_signal(signal.SIGINT)
-        assert server.wait(30) == 0
-        assert server.stderr.read() == ""
+        try:
+            assert server.stdout is not None
+            said = server.stdout.readline()
+            address = re.search(r"http://127\.0\.0\.1:\d+/(?=\?token=the-token-of-this-test$)", said)
+            assert address is not None, said
+            request = urllib.request.Request(
+                f"{address[0]}api/status", headers={"Authorization": "Bearer the-token-of-this-test"}
+            )
+            with urllib.request.urlopen(request) as answer:
+                assert json.load(answer)["classes"] == 6
+            server.send_signal(signal.SIGINT)
+            assert server.wait(30) == 0
+            assert server.stderr.read() == ""
+        finally:
+            server.kill()
 
 
 def test_other_machines_are_let_in_only_with_a_token(store, capsys, monkeypatch):

@@ -122,6 +122,7 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen(256)  # who comes before the server is up waits
     except (OSError, OverflowError) as error:
         listener.close()
         why = getattr(error, "strerror", None) or error

@@ -31,6 +31,7 @@ from concm.classifier.duplicates import Duplicates, check_duplicates, only_new
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.evaluation import evaluate as measure
 from concm.classifier.folder import refuse_foreign, refuse_unwritable
+from concm.classifier.folders import Nested, Similar, beside, refuse_similar
 from concm.classifier.lesson import Lesson
 from concm.classifier.photos import Picture, by_class, printable
 from concm.classifier.prediction import Known, Prediction, Predictions, check_rate, listed, many, under, whole
@@ -48,7 +49,7 @@ from concm.records import from_json, to_json
 BACKBONE = "efficientnet_lite0"
 UNKNOWN_RATE = 0.05
 Given = str | os.PathLike[str] | Mapping[str, Any]
-"""A folder of class folders, or pictures by class name."""
+"""A folder of class folders, a CSV file of paths and labels, or pictures by class name."""
 
 
 class Classifier:
@@ -164,6 +165,8 @@ class Classifier:
         *,
         broken: Broken = "refuse",
         duplicates: Duplicates = "refuse",
+        nested: Nested = "refuse",
+        similar_names: Similar = "refuse",
         settings: Settings | None = None,
     ) -> Classifier:
         """Make the store from the base classes, from which metric, attributes and confidence are learned.
@@ -175,7 +178,8 @@ class Classifier:
             found.close()
             raise Misuse(f"the store at {self.path} is fitted already: teach it more with learn, or use another folder")
         refuse_unwritable(self.path)
-        groups = by_class(photos)
+        groups = by_class(photos, nested=nested)
+        refuse_similar(groups, (), similar_names)
         if len(groups) < 2:
             raise Misuse(f"fit needs two classes or more, and there is only {next(iter(groups))!r}")
         lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True, distinct=False)
@@ -196,23 +200,37 @@ class Classifier:
             self._commit(change, "fit", str(lesson), engine, plan.usual, first=True)
         store.close()
         self._store = Store.open(self.path)
-        self.remarks = lesson.remarks + plan.remarks + engine.remarks
+        self.remarks = beside(photos) + lesson.remarks + plan.remarks + engine.remarks
         return self
 
-    def learn(self, photos: Given, *, broken: Broken = "refuse", duplicates: Duplicates = "refuse") -> Classifier:
+    def learn(
+        self,
+        photos: Given,
+        *,
+        broken: Broken = "refuse",
+        duplicates: Duplicates = "refuse",
+        nested: Nested = "refuse",
+        similar_names: Similar = "refuse",
+    ) -> Classifier:
         """Learn new classes, and improve known ones for which there are more photos now: one session, one version.
 
         Photos that their class has already are left out, and `remarks` say so; where nothing is new, nothing changes.
-        `duplicates` says what to do with a picture that two classes claim.
+        `duplicates` says what to do with a picture that two classes claim, `nested` with folders in class folders, and
+        `similar_names` with names that differ in nothing but their spelling.
         """
         check_duplicates(duplicates)
         _ = self.store
-        return self._taught(Lesson.of(self._encoder, by_class(photos), broken=broken, distinct=False), duplicates)
+        groups = by_class(photos, nested=nested)
+        refuse_similar(groups, [row.name for row in self.classes], similar_names)
+        self._taught(Lesson.of(self._encoder, groups, broken=broken, distinct=False), duplicates, similar_names)
+        self.remarks = beside(photos) + self.remarks
+        return self
 
-    def _taught(self, lesson: Lesson, duplicates: Duplicates) -> Classifier:
+    def _taught(self, lesson: Lesson, duplicates: Duplicates, similar_names: Similar = "refuse") -> Classifier:
         store = self.store
         with store.writing(self._waiting, self._wait) as change:
             known = self._load()
+            refuse_similar(lesson.photos, known.engine.names, similar_names)
             lesson = only_new(lesson, duplicates, change.has_photo)
             if not lesson.photos:
                 self.remarks = [*lesson.remarks, "there is nothing new to learn"]
@@ -319,18 +337,27 @@ class Classifier:
         scores = known.scores(torch.stack([item.features for item in items]))
         return known.confidence.probabilities(scores).numpy()
 
-    def evaluate(self, photos: Given, *, unknown_rate: float = UNKNOWN_RATE, broken: Broken = "refuse") -> Evaluation:
+    def evaluate(
+        self,
+        photos: Given,
+        *,
+        unknown_rate: float = UNKNOWN_RATE,
+        broken: Broken = "refuse",
+        nested: Nested = "refuse",
+    ) -> Evaluation:
         """Measure accuracy and confidence on labelled photos; those of unknown classes should be called unknown."""
         check_rate(unknown_rate)
         self._known()
-        groups = by_class(photos, taught=False)
+        groups = by_class(photos, taught=False, nested=nested)
         lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True, distinct=False)
         known = self._known()
         names, base = known.engine.names, known.engine.memory.base
         scores = known.scores(lesson.features)
-        result = measure(scores, lesson.truth, names, base, known.confidence, unknown_rate, known.version)
+        result = measure(
+            scores, lesson.truth, names, base, known.confidence, unknown_rate, known.version, photos=lesson.names
+        )
         source = "photos in memory" if isinstance(photos, Mapping) else printable(photos)
-        self.remarks = lesson.remarks
+        self.remarks = beside(photos) + lesson.remarks
         try:
             self.store.keep_evaluation(known.version, source, to_json(result), self._waiting, self._wait)
         except ConcmError as error:  # the result is returned even if it cannot be stored

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Broken = Literal["refuse", "skip"]
 Duplicates = Literal["refuse", "skip"]
+Nested = Literal["refuse", "flatten"]
+Similar = Literal["refuse", "keep"]
 
 
 @Parameter(name="*")
@@ -51,6 +53,8 @@ def fit(
     *,
     broken: Broken = "refuse",
     duplicates: Duplicates = "refuse",
+    nested: Nested = "refuse",
+    similar_names: Similar = "refuse",
     seed: int = 0,
     json: bool = False,
     access: Access = Access(),  # noqa: B008
@@ -62,11 +66,15 @@ def fit(
     store
         The folder to make; it holds all that the classifier knows.
     photos
-        A folder that holds one folder of photos for each class, two classes or more.
+        A folder that holds one folder of photos for each class, two classes or more; or a CSV file of paths and labels.
     broken
         What to do with files that cannot be read as pictures.
     duplicates
         What to do with a picture that two classes claim.
+    nested
+        What to do with folders of photos within a class folder.
+    similar_names
+        What to do with names that differ in nothing but capitals, spaces, hyphens and underscores.
     seed
         Seed of all random choices.
     json
@@ -74,7 +82,7 @@ def fit(
     """
     with access.open(store, seed) as classifier:
         begun = time.perf_counter()
-        classifier.fit(photos, broken=broken, duplicates=duplicates)
+        classifier.fit(photos, broken=broken, duplicates=duplicates, nested=nested, similar_names=similar_names)
         told(classifier, begun, json)
 
 
@@ -85,6 +93,8 @@ def learn(
     *images: str,
     broken: Broken = "refuse",
     duplicates: Duplicates = "refuse",
+    nested: Nested = "refuse",
+    similar_names: Similar = "refuse",
     json: bool = False,
     access: Access = Access(),  # noqa: B008
 ) -> None:
@@ -95,24 +105,31 @@ def learn(
     store
         The classifier's folder.
     what
-        A folder that holds one folder of photos for each class; or a class name, followed by its photos.
+        A folder that holds one folder of photos for each class; a CSV file of paths and labels; or a class name,
+        followed by its photos.
     images
         Photos of that class: files, folders and globs.
     broken
         What to do with files that cannot be read as pictures.
     duplicates
         What to do with a picture that two classes claim.
+    nested
+        What to do with folders of photos within a class folder.
+    similar_names
+        What to do with names that differ in nothing but capitals, spaces, hyphens and underscores.
     json
         Print what was done as JSON.
     """
-    if not images and not Path(what).is_dir():
+    from concm.classifier.folders import is_list
+
+    if not images and not Path(what).is_dir() and not is_list(what):
         raise Misuse(f"no folder at {what}; give a folder of class folders, or a class name and then its photos")
     with access.open(store) as classifier:
         from concm.classifier.photos import find_photos
 
         begun, before = time.perf_counter(), classifier.version
         given = {what: find_photos(images)} if images else what
-        classifier.learn(given, broken=broken, duplicates=duplicates)
+        classifier.learn(given, broken=broken, duplicates=duplicates, nested=nested, similar_names=similar_names)
         told(classifier, begun, json, before)
 
 
@@ -122,6 +139,7 @@ def predict(
     *images: str,
     top: int = 3,
     unknown_rate: float = 0.05,
+    csv: Path | None = None,
     json: bool = False,
     access: Access = Access(),  # noqa: B008
 ) -> None:
@@ -137,25 +155,34 @@ def predict(
         How many guesses to give.
     unknown_rate
         The share of photos of known classes that may be called unknown; 0 never says unknown.
+    csv
+        Write the answers into this file too, as a table.
     json
         Print one JSON object per line.
     """
     if not images:
         raise Misuse("concm predict takes photos after the store: files, folders or globs")
+    from concm.classifier.folders import left_out
     from concm.classifier.photos import find_photos
     from concm.data.images import BrokenPicture
-    from concm.report.classifier import show_prediction
+    from concm.report.classifier import show_prediction, write_predictions
 
-    broken = 0
+    broken, answers = 0, []
+    for sentence in left_out(images):
+        complain(sentence)
     with access.open(store) as classifier:
         for found in classifier.stream(find_photos(images), unknown_rate=unknown_rate, top=top):
             if isinstance(found, BrokenPicture):
                 broken += 1
                 complain(str(found))
-            elif json:
+                continue
+            answers.append(found)
+            if json:
                 _print(asdict(found), lines=True)
             else:
                 show_prediction(found)
+    if csv is not None:
+        write_predictions(csv, answers)
     if broken:
         raise ConcmError(f"files that could not be read: {broken}")
 
@@ -252,6 +279,9 @@ def evaluate(
     *,
     unknown_rate: float = 0.05,
     broken: Broken = "refuse",
+    nested: Nested = "refuse",
+    wrong: Path | None = None,
+    confusion: Path | None = None,
     json: bool = False,
     access: Access = Access(),  # noqa: B008
 ) -> None:
@@ -262,18 +292,28 @@ def evaluate(
     store
         The classifier's folder; the figures are kept there, for its card.
     photos
-        A folder that holds one folder of photos for each class.
+        A folder that holds one folder of photos for each class; or a CSV file of paths and labels.
     unknown_rate
         The share of photos of known classes that may be called unknown.
     broken
         What to do with files that cannot be read as pictures.
+    nested
+        What to do with folders of photos within a class folder.
+    wrong
+        Write the photos whose best guess was wrong into this file, as a table.
+    confusion
+        Write the confusion matrix into this file, as a table: a row per class, a column per best guess.
     json
         Print the figures as JSON.
     """
-    from concm.report.classifier import show_evaluation
+    from concm.report.classifier import show_evaluation, write_confusion, write_wrong
 
     with access.open(store) as classifier:
-        result = classifier.evaluate(photos, unknown_rate=unknown_rate, broken=broken)
+        result = classifier.evaluate(photos, unknown_rate=unknown_rate, broken=broken, nested=nested)
+    if wrong is not None:
+        write_wrong(wrong, result)
+    if confusion is not None:
+        write_confusion(confusion, result)
     for remark in classifier.remarks:
         complain(remark)
     if json:

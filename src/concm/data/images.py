@@ -12,6 +12,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -26,7 +27,7 @@ from concm.progress import track
 
 Broken = Literal["refuse", "skip"]
 MAX_PIXELS = 89_000_000
-FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM")
+FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "HEIF", "JPEG2000", "PPM")
 """What is opened, whatever a file is called: no format whose reader runs another program."""
 MAX_BYTES = 500_000_000
 PIXELS_VERSION = 3
@@ -55,6 +56,10 @@ def _formats() -> tuple[str, ...]:
     """Those of `FORMATS` that this Pillow can read; its warning of huge pictures is dropped, they are refused here."""
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
     Image.init()
+    with suppress(ImportError):
+        from pillow_heif import register_heif_opener
+
+        register_heif_opener(thumbnails=False)
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
@@ -73,7 +78,20 @@ def decode(data: bytes | Path | Image.Image, side: int) -> NDArray[np.uint8]:
     except BrokenPicture:
         raise
     except Exception as error:
-        raise BrokenPicture(name, f"cannot be read as a picture ({_reason(error)})") from error
+        reason = _HEIF if "HEIF" not in formats and _is_heif(data) else _reason(error)
+        raise BrokenPicture(name, f"cannot be read as a picture ({reason})") from error
+
+
+_HEIF = 'it is a HEIC photo: pip install "concm[heif]"'
+
+
+def _is_heif(data: bytes | Path | Image.Image) -> bool:
+    """Whether a file says that it is a HEIC photo, as phones take them."""
+    head = data[:12] if isinstance(data, bytes) else b""
+    if isinstance(data, Path) and data.is_file():
+        with suppress(OSError), data.open("rb") as file:
+            head = file.read(12)
+    return head[4:8] == b"ftyp" and head[8:12] in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
 
 
 def refuse_odd_file(path: Path) -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from concm.classifier.folders import left_out, refuse_similar
 from concm.classifier.photos import by_class, find_photos
-from concm.data import images
+from concm.data import formats, images
 from concm.errors import ConcmError, Misuse
 from tests.support.data import encoded
 from tests.support.photographs import picture, pictures, write_class, write_world
@@ -30,7 +30,7 @@ def test_photos_of_any_kind_are_found_in_a_folder_and_answered(zoo, tmp_path, su
 
 def heic(name: str) -> bytes:
     pytest.importorskip("pillow_heif", reason="the extra `heif` is not installed")
-    images._formats()
+    formats.readable()
     return encoded(Image.fromarray(picture(name, NEW)).resize((96, 96)), "HEIF", quality=95)
 
 
@@ -41,8 +41,8 @@ def test_heic_photos_are_read_where_the_package_is_there(zoo, tmp_path):
 
 def test_without_the_package_a_heic_photo_says_what_it_needs(tmp_path, monkeypatch):
     content = heic("cat")
-    others = tuple(form for form in images._formats() if form != "HEIF")
-    monkeypatch.setattr(images, "_formats", lambda: others)
+    others = tuple(form for form in formats.readable() if form != "HEIF")
+    monkeypatch.setattr(formats, "readable", lambda: others)
     (tmp_path / "a.heic").write_bytes(content)
     for form in (content, tmp_path / "a.heic"):
         with pytest.raises(images.BrokenPicture, match=r'it is a HEIC photo: pip install "concm\[heif\]"'):

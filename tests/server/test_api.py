@@ -216,6 +216,13 @@ def test_photos_that_are_known_are_left_out_and_disputed_ones_refused_or_skipped
     assert program.post("/api/learn", data={"name": "x", "duplicates": "no"}, files=files).status_code == 400
 
 
+def test_a_name_that_is_almost_a_known_one_is_asked_about(program):
+    answer = program.post("/api/learn", data={"name": "Okapi"}, files=several("gnu", 2))
+    assert (answer.status_code, "almost the same name" in answer.json()["error"]) == (400, True)
+    kept = program.post("/api/learn", data={"name": "Okapi", "similar_names": "keep"}, files=several("gnu", 2))
+    assert kept.json()["detail"] == "Okapi (2)"
+
+
 def test_every_correction_is_one_version_that_undo_takes_back(program):
     before = names(program)
     own = [photo["number"] for photo in program.get("/api/classes/okapi/photos").json()["photos"]]
@@ -264,6 +271,8 @@ def test_the_classifier_is_measured_on_photos_in_folders(program):
     )
     found = program.post("/api/evaluate", files=files).json()
     assert (found["photos"], found["strangers"], found["acc"]) == (8, 4, 100.0)
+    wrong = program.post("/api/evaluate", files=sent(("cat/a.png", png("dog")))).json()
+    assert (wrong["confused"], wrong["wrong"][0]["photo"]) == ([["cat", "dog", 1]], "a.png")
 
 
 def test_health_names_classes_with_few_photos_and_photos_that_look_wrong(program):

@@ -8,12 +8,9 @@ import json
 import math
 import os
 import stat
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -21,14 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from concm.data import formats
 from concm.errors import ConcmError
 from concm.files import replacing
 from concm.progress import track
 
 Broken = Literal["refuse", "skip"]
 MAX_PIXELS = 89_000_000
-FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "HEIF", "JPEG2000", "PPM")
-"""What is opened, whatever a file is called: no format whose reader runs another program."""
 MAX_BYTES = 500_000_000
 PIXELS_VERSION = 3
 """Version of the pixels that decoding gives; it must be raised when they change."""
@@ -51,47 +47,23 @@ def cache_folder() -> Path:
     return Path(os.environ.get("CONCM_CACHE") or Path(home, "concm"))
 
 
-@cache
-def _formats() -> tuple[str, ...]:
-    """Those of `FORMATS` that this Pillow can read; its warning of huge pictures is dropped, they are refused here."""
-    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-    Image.init()
-    with suppress(ImportError):
-        from pillow_heif import register_heif_opener
-
-        register_heif_opener(thumbnails=False)
-    return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
 def decode(data: bytes | Path | Image.Image, side: int) -> NDArray[np.uint8]:
     """The central square of a picture, (side, side, 3): turned upright by its EXIF data, and any mode made RGB."""
     name = str(data) if isinstance(data, Path) else "this picture"
-    formats = _formats()
+    known = formats.readable()
     try:
         if isinstance(data, Image.Image):
             return _pixels(data, name, side)
         if isinstance(data, Path):
             refuse_odd_file(data)
-        with Image.open(data if isinstance(data, Path) else io.BytesIO(data), formats=formats) as image:
+        with Image.open(data if isinstance(data, Path) else io.BytesIO(data), formats=known) as image:
             image.draft("RGB", (2 * side, 2 * side))
             return _pixels(image, name, side)
     except BrokenPicture:
         raise
     except Exception as error:
-        reason = _HEIF if "HEIF" not in formats and _is_heif(data) else _reason(error)
+        reason = formats.MISSING_HEIF if "HEIF" not in known and formats.is_heif(data) else _reason(error)
         raise BrokenPicture(name, f"cannot be read as a picture ({reason})") from error
-
-
-_HEIF = 'it is a HEIC photo: pip install "concm[heif]"'
-
-
-def _is_heif(data: bytes | Path | Image.Image) -> bool:
-    """Whether a file says that it is a HEIC photo, as phones take them."""
-    head = data[:12] if isinstance(data, bytes) else b""
-    if isinstance(data, Path) and data.is_file():
-        with suppress(OSError), data.open("rb") as file:
-            head = file.read(12)
-    return head[4:8] == b"ftyp" and head[8:12] in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
 
 
 def refuse_odd_file(path: Path) -> None:

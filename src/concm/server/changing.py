@@ -50,12 +50,13 @@ async def learn(request: Request) -> Response:
         chosen = field(given, "classes", dict)
         if not all(isinstance(own, list) and all(isinstance(at, int) for at in own) for own in chosen.values()):
             raise Misuse("`classes` has for each class name the numbers of its photos in the inbox")
-        return await _over(await run_in_threadpool(desk(request).learn, chosen, given.get("duplicates", "refuse")))
+        how = [given.get(name, "refuse") for name in ("duplicates", "similar_names")]
+        return await _over(await run_in_threadpool(desk(request).learn, chosen, *how))
     async with uploads.form(request) as parts:
         name = parts.get("name")
         groups = await _labelled(request, parts, name if isinstance(name, str) else None)
-        duplicates: Any = parts.get("duplicates", "refuse")
-    return await _over(await run_in_threadpool(desk(request).learn_seen, groups, duplicates))
+        ways: list[Any] = [parts.get(name, "refuse") for name in ("duplicates", "similar_names")]
+    return await _over(await run_in_threadpool(desk(request).learn_seen, groups, *ways))
 
 
 async def evaluate(request: Request) -> Response:

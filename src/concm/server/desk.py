@@ -15,6 +15,7 @@ import torch
 from concm.classifier.classifier import Classifier
 from concm.classifier.duplicates import Duplicates, check_duplicates
 from concm.classifier.evaluation import evaluate
+from concm.classifier.folders import Similar
 from concm.classifier.lesson import Lesson
 from concm.classifier.photos import checked_name
 from concm.classifier.prediction import Known, Prediction, check_rate
@@ -119,27 +120,31 @@ class Desk:
 
     # Changes
 
-    def learn(self, classes: Mapping[str, Sequence[int]], duplicates: Duplicates = "refuse") -> Job:
+    def learn(
+        self, classes: Mapping[str, Sequence[int]], duplicates: Duplicates = "refuse", similar: Similar = "refuse"
+    ) -> Job:
         """Teach photos of the inbox, by class: one version."""
-        check_duplicates(duplicates)
         numbers = [number for own in classes.values() for number in own]
         groups = {checked_name(name): self.inbox.photos(own) for name, own in classes.items()}
-        return self._learn(groups, duplicates, numbers)
+        return self._learn(groups, duplicates, similar, numbers)
 
-    def learn_seen(self, groups: Mapping[str, Sequence[Seen]], duplicates: Duplicates = "refuse") -> Job:
+    def learn_seen(
+        self, groups: Mapping[str, Sequence[Seen]], duplicates: Duplicates = "refuse", similar: Similar = "refuse"
+    ) -> Job:
         """Teach photos that were just sent: one version."""
-        check_duplicates(duplicates)
-        return self._learn(
-            {checked_name(name): [one.kept() for one in own] for name, own in groups.items()}, duplicates
-        )
+        kept = {checked_name(name): [one.kept() for one in own] for name, own in groups.items()}
+        return self._learn(kept, duplicates, similar)
 
-    def _learn(self, groups: dict[str, list[Encoded]], duplicates: Duplicates, numbers: Sequence[int] = ()) -> Job:
+    def _learn(
+        self, groups: dict[str, list[Encoded]], duplicates: Duplicates, similar: Similar, numbers: Sequence[int] = ()
+    ) -> Job:
+        check_duplicates(duplicates)
         if not groups or not all(groups.values()):
             raise Misuse("name a class and its photos")
         lesson = Lesson(groups, [])
 
         def work(classifier: Classifier) -> dict[str, Any]:
-            classifier._taught(lesson, duplicates)
+            classifier._taught(lesson, duplicates, similar)
             self.inbox.taught(numbers, classifier.version)
             return _done(classifier)
 
@@ -171,8 +176,9 @@ class Desk:
         known = self.known()
         names, truth = known.engine.names, [name for name, own in groups.items() for _ in own]
         features = torch.stack([seen.features for own in groups.values() for seen in own])
-        base = known.engine.memory.base
-        result = evaluate(known.scores(features), truth, names, base, known.confidence, unknown_rate, known.version)
+        base, photos = known.engine.memory.base, [seen.photo.name for own in groups.values() for seen in own]
+        rated = (known.confidence, unknown_rate, known.version)
+        result = evaluate(known.scores(features), truth, names, base, *rated, photos=photos)
         return dict(to_json(result))
 
     def export(self, what: str) -> Job:

@@ -10,6 +10,7 @@ TEXT, NUMBER, WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"
 NUMBERS = {"type": "array", "items": WHOLE}
 PHOTOS = {"type": "array", "items": {"type": "string", "format": "binary"}}
 DUPLICATES = {"type": "string", "enum": ["refuse", "skip"], "default": "refuse"}
+SIMILAR = {"type": "string", "enum": ["refuse", "keep"], "default": "refuse"}
 RATE = {"unknown_rate": {**NUMBER, "default": 0.05, "minimum": 0, "exclusiveMaximum": 1}}
 
 
@@ -94,9 +95,12 @@ CHANGING: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "/api/learn": (
         "Teach photos: those that are sent, under `name` or the folder in their file names, or those in the inbox.",
         {
-            FORM: _object("photos", photos=PHOTOS, name=TEXT, duplicates=DUPLICATES),
+            FORM: _object("photos", photos=PHOTOS, name=TEXT, duplicates=DUPLICATES, similar_names=SIMILAR),
             JSON: _object(
-                "classes", classes={"type": "object", "additionalProperties": NUMBERS}, duplicates=DUPLICATES
+                "classes",
+                classes={"type": "object", "additionalProperties": NUMBERS},
+                duplicates=DUPLICATES,
+                similar_names=SIMILAR,
             ),
         },
     ),

@@ -480,7 +480,9 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path):
     with Store.create(tmp_path / "old", META) as old:
         with sqlite3.connect(database.file(old.path)) as db:
             db.execute("DROP TABLE evaluations")
-            for table, column in (("store", "identity"), ("store", "lasting"), ("versions", "digest")):
+            db.execute("DROP TABLE corrections")
+            later = (("store", "identity"), ("store", "lasting"), ("versions", "digest"), ("photos", "gone"))
+            for table, column in later:
                 db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
             db.execute("PRAGMA user_version = 1")
         db.close()

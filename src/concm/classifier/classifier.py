@@ -26,14 +26,17 @@ from concm.backbones import encoder as encoders
 from concm.backbones.encoder import Encoder, Identity
 from concm.classifier.change import Change
 from concm.classifier.confidence import Confidence, Usual
+from concm.classifier.corrections import Chosen, Correction
+from concm.classifier.duplicates import Duplicates, check_duplicates, only_new
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.evaluation import evaluate as measure
 from concm.classifier.folder import refuse_foreign, refuse_unwritable
+from concm.classifier.folders import Nested, Similar, beside, refuse_similar
 from concm.classifier.lesson import Lesson
-from concm.classifier.photos import UNKNOWN, Picture, by_class, printable
-from concm.classifier.prediction import Known, Prediction, check_rate, listed, under, whole
+from concm.classifier.photos import Picture, by_class, printable
+from concm.classifier.prediction import Known, Prediction, Predictions, check_rate, listed, many, under, whole
 from concm.classifier.rehearsal import rehearse
-from concm.classifier.rows import ClassRow, VersionRow
+from concm.classifier.rows import ClassRow, PhotoRow, VersionRow
 from concm.classifier.store import Store
 from concm.classifier.stream import encoded
 from concm.data.images import Broken, BrokenPicture
@@ -48,7 +51,7 @@ LITE_BLOCKS = 2
 """How many of the last blocks of an EfficientNet-Lite photos are read from, unless something else is asked for."""
 UNKNOWN_RATE = 0.05
 Given = str | os.PathLike[str] | Mapping[str, Any]
-"""A folder of class folders, or pictures by class name."""
+"""A folder of class folders, a CSV file of paths and labels, or pictures by class name."""
 
 
 class Classifier:
@@ -164,19 +167,33 @@ class Classifier:
 
     # Learning
 
-    def fit(self, photos: Given, *, broken: Broken = "refuse", settings: Settings | None = None) -> Classifier:
+    def fit(
+        self,
+        photos: Given,
+        *,
+        broken: Broken = "refuse",
+        duplicates: Duplicates = "refuse",
+        nested: Nested = "refuse",
+        similar_names: Similar = "refuse",
+        settings: Settings | None = None,
+    ) -> Classifier:
         """Make the store from the base classes, from which metric, attributes and confidence are learned.
 
         Without `settings` they are chosen by rehearsing later sessions on the base classes.
         """
+        check_duplicates(duplicates)
         if (found := self._found()) is not None:
             found.close()
             raise Misuse(f"the store at {self.path} is fitted already: teach it more with learn, or use another folder")
         refuse_unwritable(self.path)
-        groups = by_class(photos)
+        groups = by_class(photos, nested=nested)
+        refuse_similar(groups, (), similar_names)
         if len(groups) < 2:
             raise Misuse(f"fit needs two classes or more, and there is only {next(iter(groups))!r}")
-        lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True)
+        lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True, distinct=False)
+        lesson = only_new(lesson, duplicates)
+        if lost := groups.keys() - lesson.photos.keys():
+            raise ConcmError(f"class {min(lost)!r} has no photo left that can be used")
         base = lesson.base_session()
         unseen = self._encoder.meta.get("recipe") is None
         plan = rehearse(base, settings, unseen=unseen, seed=self.seed, device=self.device)
@@ -191,16 +208,41 @@ class Classifier:
             self._commit(change, "fit", str(lesson), engine, plan.usual, first=True)
         store.close()
         self._store = Store.open(self.path)
-        self.remarks = lesson.remarks + plan.remarks + engine.remarks
+        self.remarks = beside(photos) + lesson.remarks + plan.remarks + engine.remarks
         return self
 
-    def learn(self, photos: Given, *, broken: Broken = "refuse") -> Classifier:
-        """Learn new classes, and improve known ones for which there are more photos now: one session, one version."""
+    def learn(
+        self,
+        photos: Given,
+        *,
+        broken: Broken = "refuse",
+        duplicates: Duplicates = "refuse",
+        nested: Nested = "refuse",
+        similar_names: Similar = "refuse",
+    ) -> Classifier:
+        """Learn new classes, and improve known ones for which there are more photos now: one session, one version.
+
+        Photos that their class has already are left out, and `remarks` say so; where nothing is new, nothing changes.
+        `duplicates` says what to do with a picture that two classes claim, `nested` with folders in class folders, and
+        `similar_names` with names that differ in nothing but their spelling.
+        """
+        check_duplicates(duplicates)
+        _ = self.store
+        groups = by_class(photos, nested=nested)
+        refuse_similar(groups, [row.name for row in self.classes], similar_names)
+        self._taught(Lesson.of(self._encoder, groups, broken=broken, distinct=False), duplicates, similar_names)
+        self.remarks = beside(photos) + self.remarks
+        return self
+
+    def _taught(self, lesson: Lesson, duplicates: Duplicates, similar_names: Similar = "refuse") -> Classifier:
         store = self.store
-        lesson = Lesson.of(self._encoder, by_class(photos), broken=broken)
         with store.writing(self._waiting, self._wait) as change:
             known = self._load()
-            lesson = lesson.unless(change.has_photo, broken)
+            refuse_similar(lesson.photos, known.engine.names, similar_names)
+            lesson = only_new(lesson, duplicates, change.has_photo)
+            if not lesson.photos:
+                self.remarks = [*lesson.remarks, "there is nothing new to learn"]
+                return self
             engine, names, said = known.engine, known.engine.names, len(known.engine.remarks)
             new = [name for name in lesson.photos if name not in names]
             more = {names.index(name): self._all_photos(name, lesson) for name in lesson.photos if name in names}
@@ -226,6 +268,36 @@ class Classifier:
             self._commit(change, "forget", name, known.engine, usual)
         return self
 
+    def photos(self, name: str) -> list[PhotoRow]:
+        """The photos of a class as they are remembered: number, file name, features and a thumbnail."""
+        return self.store.photos(name)
+
+    def remove(self, photos: Sequence[Chosen]) -> Classifier:
+        """Remove photos, by number or file name (`class/file` where several are called so)."""
+        return self._corrected("remove", lambda correction: correction.remove(photos))
+
+    def move(self, photos: Sequence[Chosen], to: str) -> Classifier:
+        """Move photos, named as for `remove`, to another class, known or new."""
+        return self._corrected("move", lambda correction: correction.move(photos, to))
+
+    def rename(self, name: str, to: str) -> Classifier:
+        """Give a class another name."""
+        return self._corrected("rename", lambda correction: correction.rename(name, to))
+
+    def merge(self, names: Sequence[str], into: str) -> Classifier:
+        """Make one class of several, called `into`, which is one of them; a base class among them makes it one."""
+        return self._corrected("merge", lambda correction: correction.merge(names, into))
+
+    def _corrected(self, action: str, correct: Callable[[Correction], str]) -> Classifier:
+        with self.store.writing(self._waiting, self._wait) as change:
+            correction = Correction(self.store, change, self._load())
+            said = len(correction.known.engine.remarks)
+            detail = correct(correction)
+            known = correction.known
+            self._commit(change, action, detail, known.engine, known.confidence.usual)
+        self.remarks = known.engine.remarks[said:]
+        return self
+
     def undo(self) -> VersionRow:
         """Step back to exactly the version before."""
         return self.store.undo(self._waiting, self._wait)
@@ -233,10 +305,21 @@ class Classifier:
     # Prediction
 
     def predict(
-        self, pictures: Picture | Sequence[Picture], *, unknown_rate: float = UNKNOWN_RATE, top: int = 5
-    ) -> list[Prediction]:
-        """Say what each picture shows; at most about `unknown_rate` of photos of known classes are called unknown."""
-        return [whole(item) for item in self.stream(listed(pictures), unknown_rate=unknown_rate, top=top)]
+        self,
+        pictures: Picture | Sequence[Picture],
+        *,
+        unknown_rate: float = UNKNOWN_RATE,
+        top: int = 5,
+        broken: Broken | None = None,
+    ) -> Predictions:
+        """Say what each picture shows; at most about `unknown_rate` of photos of known classes are called unknown.
+
+        What cannot be read of a folder is in the result's `failures`. Of pictures that are listed one by one, each
+        has an answer in its place, or an error is raised; `broken` chooses one or the other.
+        """
+        found = self.stream(listed(pictures), unknown_rate=unknown_rate, top=top)
+        refuse = not many(pictures) if broken is None else broken == "refuse"
+        return Predictions.of(map(whole, found) if refuse else found)
 
     def stream(
         self, pictures: Sequence[Picture], *, unknown_rate: float = UNKNOWN_RATE, top: int = 5
@@ -250,22 +333,7 @@ class Classifier:
             if isinstance(item, BrokenPicture):
                 yield item
                 continue
-            known = self._known()
-            scores = known.scores(item.features[None])
-            probabilities = known.confidence.probabilities(scores)[0]
-            strange = bool(known.confidence.familiarity(scores)[0] < known.confidence.threshold(unknown_rate))
-            best = probabilities.topk(min(top, len(probabilities)))
-            names = known.engine.names
-            guesses = [(names[at], float(p)) for at, p in zip(best.indices.tolist(), best.values, strict=True)]
-            yield Prediction(
-                label=UNKNOWN if strange else guesses[0][0],
-                score=guesses[0][1],
-                top=guesses,
-                unknown=strange,
-                novel=int(best.indices[0]) >= known.engine.memory.base,
-                version=known.version,
-                photo=item.name,
-            )
+            yield self._known().prediction(item.name, item.features, unknown_rate, top)
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Probabilities (n, classes) in the order of `classes_`."""
@@ -277,18 +345,27 @@ class Classifier:
         scores = known.scores(torch.stack([item.features for item in items]))
         return known.confidence.probabilities(scores).numpy()
 
-    def evaluate(self, photos: Given, *, unknown_rate: float = UNKNOWN_RATE, broken: Broken = "refuse") -> Evaluation:
+    def evaluate(
+        self,
+        photos: Given,
+        *,
+        unknown_rate: float = UNKNOWN_RATE,
+        broken: Broken = "refuse",
+        nested: Nested = "refuse",
+    ) -> Evaluation:
         """Measure accuracy and confidence on labelled photos; those of unknown classes should be called unknown."""
         check_rate(unknown_rate)
         self._known()
-        groups = by_class(photos, taught=False)
+        groups = by_class(photos, taught=False, nested=nested)
         lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True, distinct=False)
         known = self._known()
         names, base = known.engine.names, known.engine.memory.base
         scores = known.scores(lesson.features)
-        result = measure(scores, lesson.truth, names, base, known.confidence, unknown_rate, known.version)
+        result = measure(
+            scores, lesson.truth, names, base, known.confidence, unknown_rate, known.version, photos=lesson.names
+        )
         source = "photos in memory" if isinstance(photos, Mapping) else printable(photos)
-        self.remarks = lesson.remarks
+        self.remarks = beside(photos) + lesson.remarks
         try:
             self.store.keep_evaluation(known.version, source, to_json(result), self._waiting, self._wait)
         except ConcmError as error:  # the result is returned even if it cannot be stored

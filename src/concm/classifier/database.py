@@ -16,7 +16,9 @@ APPLICATION = 0x436F6E43  # marks a SQLite file as ours
 BUSY = 30.0  # seconds; only recovery after a crash makes SQLite itself wait
 
 # Step i brings a database from schema version i (`PRAGMA user_version`; 0 is empty) to i + 1. A class lives in versions
-# added <= v < removed, so that undo can bring it back; photos come in a version of their own and go with their class.
+# added <= v < removed, so that undo can bring it back; photos come in a version of their own, and are gone in one
+# or go with their class. `corrections` has what a version found: the class of a photo that it moved, or the name of a
+# class that it renamed.
 MIGRATIONS: list[tuple[str, ...]] = [
     (
         "CREATE TABLE store (meta TEXT NOT NULL)",
@@ -39,6 +41,12 @@ MIGRATIONS: list[tuple[str, ...]] = [
         "ALTER TABLE store ADD COLUMN identity TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE store ADD COLUMN lasting TEXT",
         "ALTER TABLE versions ADD COLUMN digest TEXT",
+    ),
+    (
+        "ALTER TABLE photos ADD COLUMN gone INTEGER REFERENCES versions",
+        "CREATE TABLE corrections (version INTEGER NOT NULL REFERENCES versions ON DELETE CASCADE,"
+        " photo INTEGER REFERENCES photos ON DELETE CASCADE, class INTEGER NOT NULL REFERENCES classes"
+        " ON DELETE CASCADE, name TEXT)",
     ),
 ]
 

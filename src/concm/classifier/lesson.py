@@ -81,6 +81,11 @@ class Lesson:
         return torch.stack([item.features for items in self.photos.values() for item in items])
 
     @property
+    def names(self) -> list[str]:
+        """What the photo of each row of `features` is called."""
+        return [item.name for items in self.photos.values() for item in items]
+
+    @property
     def truth(self) -> list[str]:
         """The class of each row of `features`."""
         return [name for name, items in self.photos.items() for _ in items]

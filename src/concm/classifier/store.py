@@ -129,7 +129,7 @@ class Store:
         """All classes in the order in which they were added, which is that of the engine's columns."""
         with self._reading() as db:
             rows = db.execute(
-                "SELECT name, base, (SELECT count(*) FROM photos WHERE class = classes.id), added"
+                "SELECT name, base, (SELECT count(*) FROM photos WHERE class = classes.id AND gone IS NULL), added"
                 " FROM classes WHERE removed IS NULL ORDER BY id"
             )
             return [ClassRow(name, bool(base), photos, added) for name, base, photos, added in rows]
@@ -138,13 +138,29 @@ class Store:
         """The photos of a class, in the order in which they were added."""
         with self._reading() as db:
             rows = db.execute(
-                "SELECT id, label, digest, rows, features, thumbnail FROM photos WHERE class = ? ORDER BY id",
+                "SELECT id, label, digest, rows, features, thumbnail FROM photos WHERE class = ?"
+                " AND gone IS NULL ORDER BY id",
                 (class_id(db, self.path, name),),
             )
             return [
                 PhotoRow(at, label, digest, unpacked(features, count), thumbnail)
                 for at, label, digest, count, features, thumbnail in rows
             ]
+
+    def every_photo(self) -> list[tuple[int, str, str, Tensor]]:
+        """Number, class, file name and features (d,) of all photos, in the order in which they were added."""
+        with self._reading() as db:
+            rows = db.execute(
+                "SELECT photos.id, name, label, rows, features FROM photos JOIN classes ON classes.id = class"
+                " WHERE removed IS NULL AND gone IS NULL ORDER BY photos.id"
+            )
+            return [(at, name, label, unpacked(packed, count)[0]) for at, name, label, count, packed in rows]
+
+    def thumbnail(self, number: int) -> bytes | None:
+        """The small JPEG of a photo."""
+        with self._reading() as db:
+            row = db.execute("SELECT thumbnail FROM photos WHERE id = ?", (number,)).fetchone()
+            return None if row is None else bytes(row[0])
 
     def history(self) -> list[VersionRow]:
         """The versions that led to the current one, oldest first; what was undone is not among them."""
@@ -245,6 +261,10 @@ class Store:
                 raise ConcmError(f"nothing more to undo in {self.path}: only the newest {KEEP} versions are kept")
             last = newest[0][:1]
             db.execute("DELETE FROM photos WHERE added = ?", last)
+            db.execute("UPDATE photos SET gone = NULL WHERE gone = ?", last)
+            found = "FROM corrections WHERE corrections.version = ? AND"
+            db.execute(f"UPDATE photos SET class = corrections.class {found} photo = photos.id", last)
+            db.execute(f"UPDATE classes SET name = corrections.name {found} class = id AND photo IS NULL", last)
             db.execute("DELETE FROM classes WHERE added = ?", last)
             db.execute("UPDATE classes SET removed = NULL WHERE removed = ?", last)
             db.execute("DELETE FROM versions WHERE version = ?", last)

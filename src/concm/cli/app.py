@@ -8,7 +8,7 @@ import sys
 from cyclopts import App, CycloptsError
 
 from concm import __version__, progress
-from concm.cli import base, bench, lists, photos
+from concm.cli import base, bench, corrections, lists, photos, serve
 from concm.cli.options import complain, in_options
 from concm.errors import ConcmError
 
@@ -20,6 +20,8 @@ app = App(
 )
 for command in (
     *(photos.fit, photos.learn, photos.predict, photos.show, photos.forget, photos.undo, photos.evaluate),
+    *(corrections.rename, corrections.merge, corrections.move, corrections.remove),
+    serve.serve,
     *(photos.verify, photos.backup, photos.export, photos.demo),
     *(bench.bench, bench.methods, bench.conformance),
     *(base.train, base.features, base.bank),

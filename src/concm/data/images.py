@@ -8,11 +8,9 @@ import json
 import math
 import os
 import stat
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -20,14 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from concm.data import formats
 from concm.errors import ConcmError
 from concm.files import replacing
 from concm.progress import track
 
 Broken = Literal["refuse", "skip"]
 MAX_PIXELS = 89_000_000
-FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM")
-"""What is opened, whatever a file is called: no format whose reader runs another program."""
 MAX_BYTES = 500_000_000
 PIXELS_VERSION = 3
 """Version of the pixels that decoding gives; it must be raised when they change."""
@@ -50,30 +47,23 @@ def cache_folder() -> Path:
     return Path(os.environ.get("CONCM_CACHE") or Path(home, "concm"))
 
 
-@cache
-def _formats() -> tuple[str, ...]:
-    """Those of `FORMATS` that this Pillow can read; its warning of huge pictures is dropped, they are refused here."""
-    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
 def decode(data: bytes | Path | Image.Image, side: int) -> NDArray[np.uint8]:
     """The central square of a picture, (side, side, 3): turned upright by its EXIF data, and any mode made RGB."""
     name = str(data) if isinstance(data, Path) else "this picture"
-    formats = _formats()
+    known = formats.readable()
     try:
         if isinstance(data, Image.Image):
             return _pixels(data, name, side)
         if isinstance(data, Path):
             refuse_odd_file(data)
-        with Image.open(data if isinstance(data, Path) else io.BytesIO(data), formats=formats) as image:
+        with Image.open(data if isinstance(data, Path) else io.BytesIO(data), formats=known) as image:
             image.draft("RGB", (2 * side, 2 * side))
             return _pixels(image, name, side)
     except BrokenPicture:
         raise
     except Exception as error:
-        raise BrokenPicture(name, f"cannot be read as a picture ({_reason(error)})") from error
+        reason = formats.MISSING_HEIF if "HEIF" not in known and formats.is_heif(data) else _reason(error)
+        raise BrokenPicture(name, f"cannot be read as a picture ({reason})") from error
 
 
 def refuse_odd_file(path: Path) -> None:

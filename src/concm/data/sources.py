@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 from concm.data.pickles import read_batch
 from concm.errors import ConcmError
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"}
+SUFFIXES = {
+    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"),
+    *(".avif", ".heic", ".heif", ".jp2", ".j2k"),
+}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from rich.markup import escape
 
@@ -10,6 +13,7 @@ from concm.backbones.encoder import Identity
 from concm.classifier.classifier import Classifier
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.prediction import Prediction
+from concm.files import write_whole
 from concm.records import from_json
 from concm.report.tables import print_whole, ruled, say
 
@@ -40,6 +44,14 @@ def show_classes(classifier: Classifier) -> None:
     print_whole(history)
 
 
+def show_photos(name: str, rows: Sequence[Mapping[str, object]]) -> None:
+    """The photos of a class, with the numbers by which they can be removed or moved."""
+    table = ruled("photo", "number", title=escape(name))
+    for row in rows:
+        table.add_row(escape(str(row["photo"])), str(row["number"]))
+    print_whole(table)
+
+
 def show_evaluation(result: Evaluation, worst: int = 5) -> None:
     """Accuracy, honesty, refusals, and the classes that go wrong most."""
     say(f"version {result.version}: {result.photos} photos of known classes, {result.classes} classes known")
@@ -49,6 +61,36 @@ def show_evaluation(result: Evaluation, worst: int = 5) -> None:
     poor = [f"{name} {100 * share:.0f} %" for share, name in shares[:worst] if share < 1]
     if poor:
         say(f"  most often wrong: {', '.join(poor)}")
+    if result.confused:
+        pairs = [f"{one} for {other} ({count})" for one, other, count in result.confused[:worst]]
+        say(f"  most often taken: {', '.join(pairs)}")
+
+
+def write_predictions(path: Path, found: Sequence[Prediction]) -> None:
+    """Answers as a CSV file; `guess` is the best guess, also of a photo that was called unknown."""
+    rows = [(one.photo, one.label, one.top[0][0], one.score, one.unknown, one.familiarity) for one in found]
+    _write(path, ("path", "label", "guess", "score", "unknown", "familiarity"), rows)
+
+
+def write_wrong(path: Path, result: Evaluation) -> None:
+    """The photos whose best guess was wrong, as a CSV file."""
+    rows = [(one.photo, one.truth, one.guess, one.score, one.unknown) for one in result.wrong]
+    _write(path, ("path", "label", "guess", "score", "unknown"), rows)
+
+
+def write_confusion(path: Path, result: Evaluation) -> None:
+    """How many photos of each class (rows) had which best guess (columns), as a CSV file."""
+    taken = {(one, other): count for one, other, count in result.confused}
+    taken |= {(name, name): right for name, (right, _) in result.by_class.items()}
+    names = sorted({name for pair in taken for name in pair})
+    rows = [(name, *(taken.get((name, other), 0) for other in names)) for name in sorted(result.by_class)]
+    _write(path, ("label", *names), rows)
+
+
+def _write(path: Path, head: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    write_whole(path, text.getvalue().encode())
 
 
 def _figures(result: Evaluation) -> list[tuple[str, str]]:

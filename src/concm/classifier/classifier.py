@@ -25,7 +25,7 @@ from concm import __version__, backbones
 from concm.backbones import encoder as encoders
 from concm.backbones.encoder import Encoder, Identity
 from concm.classifier.change import Change
-from concm.classifier.confidence import Confidence, Usual
+from concm.classifier.confidence import ENOUGH, Confidence
 from concm.classifier.corrections import Chosen, Correction
 from concm.classifier.duplicates import Duplicates, check_duplicates, only_new
 from concm.classifier.evaluation import Evaluation
@@ -203,12 +203,12 @@ class Classifier:
         if not unseen:
             self._encoder.save(self.path / "backbone.safetensors")
         with store.writing(self._waiting, self._wait) as change:
-            change.describe(self._meta())
+            change.describe({**self._meta(), "rehearsal": plan.tried})
             self._write(change, lesson, new=list(lesson.photos), base=True)
-            self._commit(change, "fit", str(lesson), engine, plan.usual, first=True)
+            self._commit(change, "fit", str(lesson), engine, first=True)
         store.close()
         self._store = Store.open(self.path)
-        self.remarks = beside(photos) + lesson.remarks + plan.remarks + engine.remarks
+        self.remarks = beside(photos) + lesson.remarks + engine.remarks
         return self
 
     def learn(
@@ -251,7 +251,7 @@ class Classifier:
             if new:
                 engine.learn(lesson.only(new).session(len(store.history()), len(names)))
             self._write(change, lesson, new=new, base=False)
-            self._commit(change, "learn", str(lesson), engine, known.confidence.usual)
+            self._commit(change, "learn", str(lesson), engine, known.confidence)
         self.remarks = lesson.remarks + engine.remarks[said:]
         return self
 
@@ -262,10 +262,8 @@ class Classifier:
             change.remove_class(name)
             if len(known.engine.names) <= 2:
                 raise Misuse(f"{name!r} is one of the last two classes, and a classifier has two at least")
-            label = known.engine.names.index(name)
-            usual = known.confidence.without(label)
-            known.engine.forget(label)
-            self._commit(change, "forget", name, known.engine, usual)
+            known.engine.forget(known.engine.names.index(name))
+            self._commit(change, "forget", name, known.engine, known.confidence)
         return self
 
     def photos(self, name: str) -> list[PhotoRow]:
@@ -294,8 +292,27 @@ class Classifier:
             said = len(correction.known.engine.remarks)
             detail = correct(correction)
             known = correction.known
-            self._commit(change, action, detail, known.engine, known.confidence.usual)
+            self._commit(change, action, detail, known.engine, known.confidence)
         self.remarks = known.engine.remarks[said:]
+        return self
+
+    def calibrate(self, photos: Given, *, broken: Broken = "refuse", nested: Nested = "refuse") -> Classifier:
+        """Adapt probabilities and the rate of "unknown" to labelled photos of new conditions; nothing is learned.
+
+        They stay so when more is learned, until this is done again or undone.
+        """
+        lesson = Lesson.of(self._encoder, by_class(photos, nested=nested), broken=broken, remember=True, distinct=False)
+        with self.store.writing(self._waiting, self._wait) as change:
+            known = self._load()
+            names = known.engine.names
+            if strange := [name for name in lesson.photos if name not in names]:
+                raise Misuse(f"calibrating takes photos of known classes, and {strange[0]!r} is none")
+            labels = torch.tensor([names.index(name) for name in lesson.truth])
+            if len(labels) < ENOUGH:
+                raise Misuse(f"{len(labels)} photos do not tell what is usual: calibrating takes {ENOUGH} or more")
+            confidence = Confidence.usual(known.scores(lesson.features), labels, adapted=True)
+            self._commit(change, "calibrate", str(lesson), known.engine, confidence)
+        self.remarks = beside(photos) + lesson.remarks
         return self
 
     def undo(self) -> VersionRow:
@@ -461,10 +478,17 @@ class Classifier:
                 change.add_photo(name, os.path.basename(item.name), item.digest, item.features[None], item.thumbnail)
 
     def _commit(
-        self, change: Change, action: str, detail: str, engine: Engine, usual: Usual, first: bool = False
+        self,
+        change: Change,
+        action: str,
+        detail: str,
+        engine: Engine,
+        before: Confidence | None = None,
+        first: bool = False,
     ) -> None:
+        confidence = before if before is not None and before.adapted else Confidence.of(engine)
         tensors = {f"engine.{name}": value for name, value in engine.state_dict().items()}
-        tensors |= {f"confidence.{name}": value for name, value in usual.tensors().items()}
+        tensors |= {f"confidence.{name}": value for name, value in confidence.tensors().items()}
         lasting = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_LASTING)}
         state = {"settings": to_json(engine.settings)}
         change.commit(action, detail, tensors, state, lasting=lasting if first else None, names=engine.names)
@@ -478,7 +502,7 @@ class Classifier:
                 break
         engine = Engine(from_json(Settings, state["settings"]), seed=self.store.meta["seed"], device=self.device)
         engine.load_state_dict(under(tensors, "engine."))
-        confidence = Confidence.of(engine, Usual(**under(tensors, "confidence.")))
+        confidence = Confidence(**under(tensors, "confidence."))
         return Known(version, engine, engine.head, confidence)
 
     def _known(self) -> Known:
@@ -488,4 +512,4 @@ class Classifier:
         return self._cached
 
 
-_LASTING = ("engine.metric", "engine.calibrator.")
+_LASTING = ("engine.metric", "engine.calibrator.", "engine.prior.")

@@ -6,7 +6,7 @@ A corrected class is learned again from the photos that it has now; it keeps its
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePath
 
 import torch
@@ -129,9 +129,7 @@ class Correction:
         self.known.engine.learn(Session(index, range(at, at + 1), (name,), _features(rows), labels, None))
 
     def _forget(self, label: int) -> None:
-        usual = self.known.confidence.without(label)
         self.known.engine.forget(label)
-        self.known = replace(self.known, confidence=replace(self.known.confidence, usual=usual))
 
     def _call(self, label: int, name: str) -> None:
         """Rename a class of the engine; a novel one is learned again where its name has a meaning."""

@@ -84,13 +84,23 @@ def _whitening(reading: Tensor, labels: Tensor, classes: int, shrinkage: float) 
     unit = F.normalize(reading.double(), dim=-1)
     counts = torch.bincount(labels, minlength=classes).clamp(min=1)
     within = unit - (class_sums(unit, labels, classes) / counts[:, None])[labels]
-    covariance = within.T @ within / max(1, len(unit) - classes)
-    level = covariance.diagonal().mean()
+    within = within / max(1, len(unit) - classes) ** 0.5
+    count, width = within.shape
+    level = within.square().sum() / width
+    eye = torch.eye(width, dtype=unit.dtype, device=unit.device)
     if level <= torch.finfo(torch.float32).eps ** 2:  # one image per class: there is no spread to learn from
-        return torch.eye(len(covariance), dtype=reading.dtype, device=reading.device)
-    values, vectors = torch.linalg.eigh(covariance)
-    scale = (values.clamp(min=0) / level + shrinkage).clamp(min=torch.finfo(torch.float32).eps).rsqrt()
-    matrix: Tensor = vectors * scale @ vectors.T
+        return eye.to(reading.dtype)
+    least = torch.finfo(torch.float32).eps
+    if count < width and shrinkage > least:  # all spread lies in the span of the images, which is found faster
+        values, sides = torch.linalg.eigh(within @ within.T)
+        some = values > least * values[-1]
+        values, vectors = values[some], within.T @ sides[:, some] / values[some].sqrt()
+        rest = shrinkage**-0.5
+    else:
+        values, vectors = torch.linalg.eigh(within.T @ within)
+        rest = 0.0
+    scale = (values.clamp(min=0) / level + shrinkage).clamp(min=least).rsqrt()
+    matrix: Tensor = rest * eye + vectors * (scale - rest) @ vectors.T
     return matrix.to(reading.dtype)
 
 

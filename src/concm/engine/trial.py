@@ -26,11 +26,12 @@ MOST = 2000
 class Trial:
     """Prototype scores and labels of held-out base images and of left-out novel shots.
 
-    `held` are the features of the former; `expected` (novel classes,) is the cosine to its prototype that a new image
+    `held` and `shots` are their features; `expected` (novel classes,) is the cosine to its prototype that a new image
     of each class is expected to have, by the number of its shots.
     """
 
     held: Tensor
+    shots: Tensor
     base_scores: Tensor
     base_labels: Tensor
     novel_scores: Tensor
@@ -48,9 +49,25 @@ class Trial:
         some = _some(memory.held_labels, engine.seed)
         held, held_labels = memory.held[some], memory.held_labels[some]
         known = torch.cat([F.normalize(memory.apart), prototypes[base:]])
-        own, labels, scores, expected = _left_out(engine, prototypes)
-        scores = scores.scatter(1, labels[:, None], own[:, None])
-        return cls(held, held @ known.T, held_labels, scores, labels, expected, base)
+        own, labels, shots, expected = _left_out(engine, prototypes)
+        scores = (shots @ prototypes.T).scatter(1, labels[:, None], own[:, None])
+        return cls(held, shots, held @ known.T, held_labels, scores, labels, expected, base)
+
+    @torch.no_grad()
+    def total(self, head: Head) -> tuple[Tensor, Tensor]:
+        """Scores (n, classes) and labels (n,) of all images tried, with the structure's share and the bias.
+
+        The structure has seen the shots: its score of a shot's own class is lowered as much as the prototype's is.
+        """
+        features = torch.cat([self.held, self.shots])
+        plain = torch.cat([self.base_scores, self.novel_scores])
+        labels = torch.cat([self.base_labels, self.novel_labels])
+        structural = head.structural(features)
+        column = self.novel_labels[:, None]
+        seen = (self.shots @ head.prototypes.T).gather(1, column).clamp(min=1e-6)
+        lowered = structural[len(self.held) :].gather(1, column) * (self.novel_scores.gather(1, column) / seen)
+        structural[len(self.held) :] = structural[len(self.held) :].scatter(1, column, lowered)
+        return head.share * plain + (1 - head.share) * structural + head.bias, labels
 
     @torch.no_grad()
     def lift(self, head: Head, lean: Lean) -> tuple[Tensor, list[float]]:
@@ -80,7 +97,7 @@ def _some(labels: Tensor, seed: int) -> Tensor:
 
 
 def _left_out(engine: Engine, prototypes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Each shot's score of its own class if it were new, its label, all its scores, and the classes' expected ones.
+    """Each shot's score of its own class if it were new, its label, its features, and the classes' expected scores.
 
     A shot is left out of its prototype with all shots that were taken together with it, and its score is raised by as
     much as a prototype of all shots is expected to do better. A single shot cannot be left out: its own score is
@@ -111,7 +128,7 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[Tensor, Tensor, Tenso
     usual = said.mean() if len(said) else predicted.norm(dim=1).mean() / 2
     by_class = expected(every, memory.counts[base:], usual.expand(len(counts)), alike.mean().expand(len(counts)))
     if not len(shots):
-        return said, labels, shots @ prototypes.T, by_class
+        return said, labels, shots, by_class
     whole = torch.cat([shots[:, None], memory.views[some]], 1).mean(1)
     groups = taken_together(shots, labels, 2 - 2 * alike.mean())
     same = groups[:, None] == groups
@@ -124,13 +141,12 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[Tensor, Tensor, Tenso
     own = own + expected(at, counts[at], said, alike[at]) - expected(at, left.clamp(min=1), said, alike[at])
     single = left < 1
     if not single.any():
-        return own, labels, shots @ prototypes.T, by_class
+        return own, labels, shots, by_class
     places = torch.special.ndtri((torch.arange(IMPUTED, device=at.device) + 0.5) / IMPUTED).to(shots.dtype)
     guess = expected(at, counts[at], said, alike[at])
     apart = _deviation(memory.held, memory.held_labels) * (1 - engine._trust(miss[at], alike[at], counts[at]))
     spreads = torch.where(single[:, None], guess[:, None] + apart[:, None] * places, own[:, None])
-    scores = (shots @ prototypes.T).repeat_interleave(IMPUTED, 0)
-    return spreads.flatten(), labels.repeat_interleave(IMPUTED), scores, by_class
+    return spreads.flatten(), labels.repeat_interleave(IMPUTED), shots.repeat_interleave(IMPUTED, 0), by_class
 
 
 def _deviation(features: Tensor, labels: Tensor) -> Tensor:

@@ -102,8 +102,7 @@ class Album:
 
 def in_metric(known: Known, features: Tensor) -> Tensor:
     """Unit features (n, d) as the classifier compares them."""
-    unit, metric = F.normalize(features), known.head.metric
-    return unit if metric is None else F.normalize(unit @ metric.cpu())
+    return known.head.read(features.to(known.engine.device)).cpu()
 
 
 def grouped(units: Tensor, likeness: float) -> list[int]:

@@ -91,7 +91,7 @@ class Desk:
         if not items:
             return []
         units = in_metric(known, torch.stack([item.features for item in items]))
-        groups = grouped(units, float(known.confidence.usual.likeness))
+        groups = grouped(units, float(known.engine.unseen))
         listed = []
         for item, unit, group in zip(items, units, groups, strict=True):
             prediction = known.prediction(item.name, item.features, unknown_rate, 3)

@@ -35,6 +35,7 @@ from concm.classifier.classifier import Classifier
 from concm.classifier.evaluation import auroc, calibration_error
 from concm.classifier.prediction import whole
 from concm.classifier.stream import encoded
+from concm.files import write_whole
 from concm.metrics import accuracies, confusion, harmonic, trade_off
 
 BACKBONE = "efficientnet_lite0"
@@ -210,7 +211,7 @@ def judged(labels: Tensor, best: Tensor, sure: Tensor, familiar: Tensor, classes
     """Calibration error on known photos, and how well `familiar` tells them from those of classes still to come."""
     known = labels < classes
     apart = 100 * auroc(familiar[known], familiar[~known]) if not bool(known.all()) else None
-    guesses = torch.stack([sure, torch.zeros_like(sure)], 1)[known]  # of the guess, right or wrong, one is sure
+    guesses = torch.stack([sure, torch.zeros_like(sure)], 1)[known]  # one column is the guess, one all else
     return {"ece": calibration_error(guesses, (best != labels)[known].long()), "auroc": apart}
 
 
@@ -228,12 +229,13 @@ def answers(classifier: Classifier, names: Sequence[str], photos: Sequence[Path]
     """What `predict` says of photos whose features are in the cache."""
     with patch.object(predicting, "encoded", partial(encoded, remember=True)):
         said = classifier.predict(photos, top=1)
-    known = classifier._known()
-    scored = known.confidence.familiarity(known.scores(features)).tolist()
-    familiar = torch.tensor([getattr(one, "familiarity", own) for one, own in zip(said, scored, strict=True)])
+    familiar = [getattr(one, "familiarity", None) for one in said]
+    if None in familiar:
+        known = classifier._known()
+        familiar = known.confidence.familiarity(known.scores(features)).tolist()
     best = torch.tensor([names.index(one.top[0][0]) for one in said])
     sure = torch.tensor([one.score for one in said])
-    return Answers(best, sure, familiar, torch.tensor([one.unknown for one in said]))
+    return Answers(best, sure, torch.tensor(familiar), torch.tensor([one.unknown for one in said]))
 
 
 class Run:
@@ -308,7 +310,7 @@ class Run:
         }
 
     def calibrated(self) -> float | None:
-        """Refused of one half of the validation photos after calibrating on the other, if the library can."""
+        """The share refused of one half of the validation photos after calibrating on the other, if the library can."""
         calibrate = getattr(self.classifier, "calibrate", None)
         if calibrate is None or not self.photos.val:
             return None
@@ -318,7 +320,7 @@ class Run:
     def all(self) -> dict[str, Any]:
         """All sessions, then the speed of `predict` and what calibrating gives."""
         sessions = [self.session(index) for index in progress.track(range(len(self.lessons)), "sessions")]
-        paths = self.asked(self.photos.test)[0][:: len(self.names)]
+        paths = self.asked(self.photos.test)[0][::10]
         begun = time.perf_counter()
         self.classifier.predict(paths)
         self.seconds["predict_one"] = (time.perf_counter() - begun) / len(paths)
@@ -363,7 +365,7 @@ def accuracy_table(name: str, lasts: Mapping[int, list[Any]]) -> str:
         acc, base, novel, hm = (shown(mean(part, kind, key)) for key in ("acc", "base", "novel", "hm"))
         return f"{acc}/{base}/{novel}/**{hm}**"
 
-    rows = [[f"{shots} ({len(part)} draws)", *(cell(part, kind) for kind in TITLES)] for shots, part in lasts.items()]
+    rows = [[f"{shots} (draws: {len(part)})", *(cell(part, kind) for kind in TITLES)] for shots, part in lasts.items()]
     return table([f"{name}, shots", *TITLES.values()], rows)
 
 
@@ -441,7 +443,7 @@ def main() -> None:
             runs.append(run)
             runs.sort(key=lambda one: (one["set"] != "grocery", one["shots"], one["draw"]))
             about = {"backbone": BACKBONE, "concm": __version__, "cores": os.cpu_count()}
-            options.json.write_text(json.dumps({**about, "runs": runs}, indent=1))
+            write_whole(options.json, json.dumps({**about, "runs": runs}, indent=1).encode())
 
         wanted = [(draw, shots) for draw in range(options.draws) for shots in options.shots]
         for load, folder in ((grocery, options.grocery), (cub, options.cub)):

@@ -85,7 +85,7 @@ def run(session, structure: Path, pixels: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def by_torch(zoo: Classifier, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    known = zoo._known()
+    known = zoo.known()
     scores = known.engine.scores(zoo._encoder(torch.from_numpy(pixels)))
     return zoo.predict_proba(pixels), known.confidence.familiarity(scores).numpy()
 
@@ -248,7 +248,7 @@ def test_a_structure_says_what_its_columns_are_and_where_the_unknown_begins(zoo,
     tensors, about = load_tensors(structure_of(zoo, tmp_path / "zoo.safetensors"), KIND)
     assert about["labels"] == zoo.classes_.tolist()
     assert (about["base"], about["version"]) == (5, 2)
-    judge = zoo._known().confidence
+    judge = zoo.known().confidence
     assert {float(rate): below for rate, below in about["unknown_below"].items()} == pytest.approx(
         {rate: judge.threshold(rate) for rate in RATES}
     )

@@ -35,13 +35,14 @@ from concm.classifier.folders import Nested, Similar, beside, refuse_similar
 from concm.classifier.lesson import Lesson
 from concm.classifier.photos import Picture, by_class, printable
 from concm.classifier.prediction import Known, Prediction, Predictions, check_rate, listed, many, under, whole
-from concm.classifier.rehearsal import rehearse
+from concm.classifier.rehearsal import Plan, rehearse
 from concm.classifier.rows import ClassRow, PhotoRow, VersionRow
 from concm.classifier.store import Store
 from concm.classifier.stream import encoded
 from concm.data.images import Broken, BrokenPicture
 from concm.data.scenarios import natural
 from concm.engine.concm import Engine
+from concm.engine.operating import Lean
 from concm.engine.settings import Settings
 from concm.errors import ConcmError, Misuse
 from concm.records import from_json, to_json
@@ -153,7 +154,7 @@ class Classifier:
     @property
     def classes_(self) -> NDArray[np.str_]:
         """The class names, in the order of `predict_proba`'s columns."""
-        return np.array(self._known().engine.names)
+        return np.array(self.known().engine.names)
 
     @property
     def history(self) -> list[VersionRow]:
@@ -175,11 +176,13 @@ class Classifier:
         duplicates: Duplicates = "refuse",
         nested: Nested = "refuse",
         similar_names: Similar = "refuse",
+        lean: Lean = "even",
         settings: Settings | None = None,
     ) -> Classifier:
-        """Make the store from the base classes, from which metric, attributes and confidence are learned.
+        """Make the store from the base classes, from which metric, kinship of names and confidence are learned.
 
-        Without `settings` they are chosen by rehearsing later sessions on the base classes.
+        Where base and new classes compete, `lean` says what counts: accuracy over all classes (base), the harmonic mean
+        of both kinds (novel), or both alike. Without `settings`, how far names are trusted is rehearsed.
         """
         check_duplicates(duplicates)
         if (found := self._found()) is not None:
@@ -196,7 +199,11 @@ class Classifier:
             raise ConcmError(f"class {min(lost)!r} has no photo left that can be used")
         base = lesson.base_session()
         unseen = self._encoder.meta.get("recipe") is None
-        plan = rehearse(base, settings, unseen=unseen, seed=self.seed, device=self.device)
+        plan = (
+            rehearse(base, lean, unseen=unseen, seed=self.seed, device=self.device)
+            if settings is None
+            else Plan(settings)
+        )
         engine = Engine(plan.settings, seed=self.seed, device=self.device)
         engine.fit_base(base)
         store = Store.create(self.path, self._meta(), self._waiting, self._wait)
@@ -345,18 +352,18 @@ class Classifier:
         check_rate(unknown_rate)
         if top < 1:
             raise Misuse(f"at least one guess must be asked for, not {top}")
-        self._known()
+        self.known()
         for item in encoded(self._encoder, pictures, thumbnails=False, title="predicting"):
             if isinstance(item, BrokenPicture):
                 yield item
                 continue
-            yield self._known().prediction(item.name, item.features, unknown_rate, top)
+            yield self.known().prediction(item.name, item.features, unknown_rate, top)
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Probabilities (n, classes) in the order of `classes_`."""
-        self._known()
+        self.known()
         items = [whole(item) for item in encoded(self._encoder, listed(pictures), thumbnails=False, title="predicting")]
-        known = self._known()
+        known = self.known()
         if not items:
             return np.zeros((0, len(known.engine.names)), np.float32)
         scores = known.scores(torch.stack([item.features for item in items]))
@@ -372,10 +379,10 @@ class Classifier:
     ) -> Evaluation:
         """Measure accuracy and confidence on labelled photos; those of unknown classes should be called unknown."""
         check_rate(unknown_rate)
-        self._known()
+        self.known()
         groups = by_class(photos, taught=False, nested=nested)
         lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True, distinct=False)
-        known = self._known()
+        known = self.known()
         names, base = known.engine.names, known.engine.memory.base
         scores = known.scores(lesson.features)
         result = measure(
@@ -397,7 +404,7 @@ class Classifier:
 
         if onnx is None and structure is None:
             raise Misuse("export writes an ONNX file, a structure file, or both: say where to")
-        known, written = self._known(), list[Path]()
+        known, written = self.known(), list[Path]()
         if onnx is not None:
             export.write_onnx(Path(onnx), self._encoder, known.engine, known.confidence, known.version)
             written.append(Path(onnx))
@@ -505,7 +512,7 @@ class Classifier:
         confidence = Confidence(**under(tensors, "confidence."))
         return Known(version, engine, engine.head, confidence)
 
-    def _known(self) -> Known:
+    def known(self) -> Known:
         """The current version, read again if another process has learned something since."""
         if self._cached is None or self._cached.version != self.store.version:
             self._cached = self._load()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from concm.engine.concm import Engine
-from concm.engine.operating import held_out
+from concm.engine.operating import Lean, held_out
 from concm.engine.settings import Settings
 from concm.features.sessions import BaseSession, Session
 from concm.metrics import accuracies, confusion
@@ -34,21 +34,19 @@ class Plan:
     tried: dict[str, float] = field(default_factory=dict)
 
 
-def rehearse(base: BaseSession, settings: Settings | None, *, unseen: bool, seed: int = 0, device: str = "cpu") -> Plan:
-    """Settings, where none are given; `unseen` says that the backbone was not trained on these photos."""
-    if settings is not None:
-        return Plan(settings)
+def rehearse(base: BaseSession, lean: Lean, *, unseen: bool, seed: int = 0, device: str = "cpu") -> Plan:
+    """The settings for a store; `unseen` says that the backbone was not trained on these photos."""
     if not unseen:
-        return Plan(Settings())
+        return Plan(Settings(lean=lean))
     counts = torch.bincount(base.labels, minlength=len(base.classes))
     if len(base.classes) < ENOUGH_CLASSES or int(counts.min()) < 4:
-        return Plan(Settings(trust=TRUSTS[0]))
+        return Plan(Settings(trust=TRUSTS[0], lean=lean))
     work = [(half, shots) for half in range(2) for shots in SHOTS]
     found = torch.tensor([_played(base, half, shots, seed, device) for half, shots in track(work, "rehearsing")])
     means = found.mean(0).tolist()
     best = max(range(len(TRUSTS)), key=means.__getitem__)
     tried = {f"{trust:g}": round(value, 2) for trust, value in zip(TRUSTS, means, strict=True)}
-    return Plan(Settings(trust=TRUSTS[best]), tried)
+    return Plan(Settings(trust=TRUSTS[best], lean=lean), tried)
 
 
 def _played(base: BaseSession, half: int, shots: int, seed: int, device: str) -> list[float]:

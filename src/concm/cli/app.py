@@ -19,7 +19,16 @@ app = App(
     suppress_keyboard_interrupt=False,  # `main` has a sentence for it
 )
 for command in (
-    *(photos.fit, photos.learn, photos.predict, photos.show, photos.forget, photos.undo, photos.evaluate),
+    *(
+        photos.fit,
+        photos.learn,
+        photos.predict,
+        photos.show,
+        photos.forget,
+        photos.undo,
+        photos.evaluate,
+        photos.calibrate,
+    ),
     *(corrections.rename, corrections.merge, corrections.move, corrections.remove),
     serve.serve,
     *(photos.verify, photos.backup, photos.export, photos.demo),

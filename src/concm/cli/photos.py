@@ -22,6 +22,7 @@ Broken = Literal["refuse", "skip"]
 Duplicates = Literal["refuse", "skip"]
 Nested = Literal["refuse", "flatten"]
 Similar = Literal["refuse", "keep"]
+Lean = Literal["base", "even", "novel"]
 
 
 @Parameter(name="*")
@@ -64,6 +65,7 @@ def fit(
     duplicates: Duplicates = "refuse",
     nested: Nested = "refuse",
     similar_names: Similar = "refuse",
+    lean: Lean = "even",
     blocks: int | None = None,
     looks: int | None = None,
     seed: int = 0,
@@ -86,6 +88,9 @@ def fit(
         What to do with folders of photos within a class folder.
     similar_names
         What to do with names that differ in nothing but capitals, spaces, hyphens and underscores.
+    lean
+        What counts where base and new classes compete: accuracy over all classes (`base`), the harmonic mean of both
+        kinds (`novel`), or both alike.
     blocks
         How many of the network's last blocks photos are read from; unless you say otherwise, 2 of EfficientNet-Lite and
         1 of other networks.
@@ -99,7 +104,8 @@ def fit(
     """
     with access.open(store, seed, blocks, looks) as classifier:
         begun = time.perf_counter()
-        classifier.fit(photos, broken=broken, duplicates=duplicates, nested=nested, similar_names=similar_names)
+        ways: dict[str, Any] = {"duplicates": duplicates, "nested": nested, "similar_names": similar_names}
+        classifier.fit(photos, broken=broken, lean=lean, **ways)
         told(classifier, begun, json)
 
 
@@ -249,6 +255,37 @@ def show(
             _print({"store": str(store), "version": classifier.version, "made_with": classifier.store.meta, **listed})
         else:
             report.show_classes(classifier)
+
+
+def calibrate(
+    store: Path,
+    photos: Path,
+    /,
+    *,
+    broken: Broken = "refuse",
+    nested: Nested = "refuse",
+    json: bool = False,
+    access: Access = Access(),  # noqa: B008
+) -> None:
+    """Adapt probabilities and the rate of "unknown" to labelled photos of new conditions; no class is changed.
+
+    Parameters
+    ----------
+    store
+        The classifier's folder.
+    photos
+        A folder with one folder of photos for each known class that it shows; or a CSV file of paths and labels.
+    broken
+        What to do with files that cannot be read as pictures.
+    nested
+        What to do with folders of photos within a class folder.
+    json
+        Print what was done as JSON.
+    """
+    with access.open(store) as classifier:
+        begun = time.perf_counter()
+        classifier.calibrate(photos, broken=broken, nested=nested)
+        told(classifier, begun, json)
 
 
 def forget(store: Path, name: str, /, *, json: bool = False, access: Access = Access()) -> None:  # noqa: B008

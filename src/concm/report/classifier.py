@@ -23,7 +23,8 @@ def show_prediction(prediction: Prediction) -> None:
     (first, score), *others = prediction.top
     rest = ", ".join(f"{name} {share:.2f}" for name, share in others[:2])
     if prediction.unknown:
-        say(f"{prediction.photo}: unknown (most like {first} {score:.2f}{f', {rest}' if rest else ''})")
+        familiar = f"{100 * prediction.familiarity:.0f} % of known photos are as strange"
+        say(f"{prediction.photo}: unknown (unlike what is known: {familiar}; most like {first})")
     else:
         say(f"{prediction.photo}: {first} {score:.2f}{f' (then {rest})' if rest else ''}")
 
@@ -36,12 +37,32 @@ def show_classes(classifier: Classifier) -> None:
     for row in classifier.classes:
         classes.add_row(escape(row.name), str(row.photos), str(row.added), "base" if row.base else "later")
     print_whole(classes)
+    for sentence in reasons(classifier):
+        say(sentence)
     history = ruled("version", "when (UTC)", "action", "classes", "photos", "what", title="")
     history.columns[-1].justify = "left"
     for line in classifier.history:
         figures = (str(line.classes), str(line.photos))
         history.add_row(str(line.version), _when(line.created), line.action, *figures, escape(line.detail))
     print_whole(history)
+
+
+def reasons(classifier: Classifier) -> list[str]:
+    """What was chosen for this store, and why, in sentences."""
+    known, tried = classifier.known(), classifier.store.meta.get("rehearsal") or {}
+    settings, point = known.engine.settings, known.engine.point
+    told = [f"names are trusted by a factor of {settings.trust:g}"]
+    if tried:
+        figures = ", ".join(f"{value:.1f} with {trust}" for trust, value in tried.items())
+        told[0] += f", by a rehearsal on the base classes (accuracy and HM: {figures})"
+    if point is not None:
+        told.append(f"scores of new classes are lifted by {point[0]:.3f} (lean {settings.lean})")
+        if len(point) == 3:
+            told[-1] += f", with which {100 * point[1]:.0f} % of base and {100 * point[2]:.0f} % of new photos are "
+            told[-1] += "expected to be right"
+    if known.confidence.adapted:
+        told.append("probabilities and the rate of unknown were calibrated on photos of yours")
+    return told
 
 
 def show_photos(name: str, rows: Sequence[Mapping[str, object]]) -> None:

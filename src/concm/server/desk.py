@@ -59,7 +59,7 @@ class Desk:
     def known(self) -> Known:
         """What the newest version knows."""
         with self._mutex:
-            return self.classifier._known()
+            return self.classifier.known()
 
     def album(self) -> Album:
         """The photos of the newest version."""

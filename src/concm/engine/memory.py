@@ -45,8 +45,9 @@ class Memory(Growing):
         self.base = base
 
     @classmethod
-    def of_base(cls, session: BaseSession, held: Tensor) -> Memory:
+    def of_base(cls, session: BaseSession, held: Tensor | None = None) -> Memory:
         """A memory of the base classes: exact statistics, no exemplars, and the images that `held` (n,) marks."""
+        held = torch.zeros_like(session.labels, dtype=torch.bool) if held is None else held
         empty = session.features.new_empty(0, session.features.shape[1])
         views = session.views.shape[1] if session.views is not None else 0
         apart = session.mean

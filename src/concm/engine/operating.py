@@ -34,8 +34,8 @@ class Point:
 def operating_point(base: tuple[Tensor, Tensor], novel: tuple[Tensor, Tensor], count: int, lean: Lean) -> Point:
     """The best constant, by scores (n, classes) and labels (n,) of unseen images; the first `count` classes are base.
 
-    Accuracy over all classes alone leans to the base classes, the harmonic mean of base and novel accuracy alone to
-    the novel ones; `even` takes the mean of both. Each image counts as a small normal distribution (Silverman's rule),
+    Accuracy over all classes alone leans to the base classes, the harmonic mean (HM) of base and novel accuracy alone to
+    the novel ones; `even` takes both, with HM counted twice (docs/engine.md). Each image counts as a small normal distribution (Silverman's rule),
     because a few dozen shots would make the curves rugged.
     """
     classes = base[0].shape[1]
@@ -49,7 +49,7 @@ def operating_point(base: tuple[Tensor, Tensor], novel: tuple[Tensor, Tensor], c
     share = count / classes
     accuracy = share * kept + (1 - share) * found
     harmonic = 2 * kept * found / (kept + found).clamp(min=1e-9)
-    value = {"base": accuracy, "even": (accuracy + harmonic) / 2, "novel": harmonic}[lean]
+    value = {"base": accuracy, "even": (accuracy + 2 * harmonic) / 3, "novel": harmonic}[lean]
     at = int(value.argmax())
     return Point(float(constants[at]), float(kept[at]), float(found[at]))
 

@@ -90,7 +90,7 @@ class Settings(Checked):
     per_base: int = setting(8, "Samples of each base class in a step.", least=1)
     per_novel: int = setting(8, "Samples of each novel class in a step.", least=1)
     batch: int = setting(
-        1024, "Largest number of samples in a step; if there are more, each step takes some of them.", least=1
+        512, "Largest number of samples in a step; if there are more, each step takes some of them.", least=1
     )
     base_steps: int = setting(30, "Steps of the base session.", least=0)
     steps: int = setting(20, "Steps of each later session.", least=0)
@@ -105,7 +105,7 @@ class Settings(Checked):
     lean: Lean = setting(
         "even",
         "What that constant makes best: expected accuracy over all classes (base), the harmonic mean of base and novel"
-        " accuracy (novel), or the mean of both.",
+        " accuracy (novel), or both, the latter counted twice (even).",
     )
 
     def __post_init__(self) -> None:

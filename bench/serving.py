@@ -74,8 +74,8 @@ def encoder_alone() -> None:
 
 
 def spread(times: list[float]) -> dict[str, float]:
-    """Median and 99th percentile."""
-    return {"p50_ms": statistics.median(times), "p99_ms": float(np.quantile(times, 0.99))}
+    """The 5th, 50th and 99th percentile; the first is what a busy machine allows when it happens to be idle."""
+    return {f"p{100 * share:g}_ms": float(np.quantile(times, share)) for share in (0.05, 0.5, 0.99)}
 
 
 def ask(port: int, token: str, clients: int, seconds: float) -> tuple[list[float], float]:
@@ -152,8 +152,8 @@ def measure(
         "batch_per_second": 1000 / statistics.median(batch),
         "cpu_ms": statistics.median(encoder_cpu),
     }
-    ratios = {"ratio_p50": rows[0]["p50_ms"] / own["p50_ms"], "ratio_cpu": rows[0]["cpu_ms"] / own["cpu_ms"]}
-    return {"encoder": own, "server": rows, **ratios}
+    ratios = {name: rows[0][name] / own[name] for name in ("p5_ms", "p50_ms", "cpu_ms")}
+    return {"encoder": own, "server": rows, "ratios": ratios}
 
 
 def main() -> None:
@@ -184,8 +184,8 @@ def main() -> None:
     for row in result["server"]:
         figures = f"p50 {row['p50_ms']:.1f} ms, p99 {row['p99_ms']:.1f} ms, {row['per_second']:.0f} photos/s"
         print(f"{row['clients']:>2} clients: {figures}")
-    print(f"one photo through the API / the encoder alone: {result['ratio_p50']:.2f} on the clock", end=", ")
-    print(f"{result['ratio_cpu']:.2f} in processor time")
+    ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in result["ratios"].items())
+    print(f"one photo through the API / the encoder alone: {ratios}")
     if given.json:
         given.json.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import socket
 
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
 from concm.errors import ConcmError, Misuse
-from concm.server.app import is_loopback, serve
+from concm.server.app import _listening, is_loopback, serve
 from concm.server.security import HEADERS, Hosts, Keys
 from tests.support.serving import BEARER, HOST, KEYS, ORIGIN, TOKEN, browser, client, own_page, png, sent, several
 
@@ -301,6 +302,12 @@ def test_only_this_machine_is_let_in_unless_a_token_is_chosen(tmp_path):
         serve(tmp_path / "zoo", port=0)
     with pytest.raises(ConcmError, match="cannot listen on 127"):
         serve(tmp_path / "zoo", port=70_000)
+
+
+def test_answers_are_not_held_back_until_the_other_side_says_that_it_got_their_beginning():
+    """asyncio switches Nagle's algorithm off for sockets that name TCP, and for those only."""
+    with _listening("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
 
 
 def test_a_program_needs_no_cookie_and_no_csrf_token(program):

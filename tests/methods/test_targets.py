@@ -20,7 +20,10 @@ from concm.methods.nc_fscil import balance, dot_regression
 from concm.methods.orco import class_directions, occupied, orthogonality, versions
 
 torch.set_num_threads(1)
-BRIEF = {"nc_fscil": "nc_fscil:width=16,base_epochs=3,steps=3", "orco": "orco:width=16,hidden=8,least_steps=3,base_epochs=3,epochs=3"}
+BRIEF = {
+    "nc_fscil": "nc_fscil:width=16,base_epochs=3,steps=3",
+    "orco": "orco:width=16,hidden=8,least_steps=3,base_epochs=3,epochs=3",
+}
 
 
 def random(*shape, seed=0):

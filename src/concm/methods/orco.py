@@ -83,7 +83,7 @@ class OrCoSettings(Checked):
 
     @classmethod
     def short(cls) -> OrCoSettings:
-        """For a CPU (chosen): a quarter of the projector's width, a tenth of the base session, a fifth of the others."""
+        """For a CPU (chosen): a quarter of the width, a tenth of the base session and a fifth of the others."""
         return cls(hidden=512, base_epochs=1, epochs=20)
 
 

@@ -82,7 +82,7 @@ def test_one_mean_a_class_is_all_that_is_remembered():
     method = learned(BRIEF["nc_fscil"], world)
     assert torch.equal(method.means[:BASE], world.sessions[0].mean)
     torch.testing.assert_close(method.means[BASE], world.sessions[1].features[:5].mean(0))
-    assert method.memory_bytes == 9 * 32 * 4
+    assert method.memory_bytes == 9 * 32 * 4 + 9 * 16 * 4
 
 
 def test_without_mixing_a_trained_neck_collapses_onto_the_vertices():
@@ -201,7 +201,7 @@ def test_the_first_images_of_a_base_class_and_all_shots_are_kept_with_their_view
     base = world.sessions[0]
     assert torch.equal(method.images[:5, 0], base.features[:5])
     assert torch.equal(method.images[:5, 1:], base.views[:5])
-    assert method.memory_bytes == 38 * 3 * 32 * 4
+    assert method.memory_bytes == 38 * 3 * 32 * 4 + 38 * 8 + 9 * 16 * 4
 
 
 def test_means_stand_for_the_targets_of_the_classes_in_a_batch():

@@ -52,7 +52,7 @@ class GKEAL(Learner):
     settings = GKEALSettings()
     total = 0.0
     values = (*Learner.values, "total")
-    kept = ("points", "gram", "sums", "weights")
+    kept = ("points", "gram", "sums")
 
     def fit_base(self, base: BaseSession) -> None:
         """Choose the centres at random and regress the base images onto their classes."""

@@ -113,7 +113,7 @@ class NCFSCIL(Learner):
     settings = NCFSCILSettings()
     total = 0
     values = (*Learner.values, "total")
-    kept = ("means",)
+    kept = ("means", "simplex")
 
     def build(self) -> None:
         """Make the neck, as wide as the simplex needs."""

@@ -111,7 +111,7 @@ class OrCo(Learner):
     count = 0
     seen = 0
     values = (*Learner.values, "count", "seen")
-    kept = ("images",)
+    kept = ("images", "labels", "targets")
     copies = ("aligned",)
 
     def build(self) -> None:

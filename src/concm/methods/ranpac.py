@@ -66,7 +66,7 @@ class RanPAC(Learner):
     settings = RanPACSettings()
     ridge = 0.0
     values = (*Learner.values, "ridge")
-    kept = ("means", "covariances", "gram", "sums", "weights")
+    kept = ("projection", "means", "covariances", "gram", "sums")
 
     def fit_base(self, base: BaseSession) -> None:
         """Draw the projection, choose the ridge, and regress the base images onto their classes."""

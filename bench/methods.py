@@ -71,7 +71,7 @@ def main() -> None:
     options = parser.parse_args()
     changed = dict(word.split(":") for word in options.schedule)
     for name, entry in entries().items():
-        if entry.objective is not None:
+        if entry.objective is not None and entry.meant_for(options.scenario):
             schedule = dict(change.split("=") for change in changed.get(name, "").split(",") if change)
             run = trained(options, name, "--method", name, *spelled(schedule))
             measured(options, name, run, [name, *VARIANTS.get(name, []), "concm"], "--views", "1")

@@ -356,7 +356,9 @@ def test_shares_of_pictures_are_blended_pasted_or_left():
 
 
 def test_without_mixing_the_base_session_is_dot_regression_of_the_backbone_s_maps():
-    settings = MambaFSCILSettings(inner=8, state=8, rank=8, width=16, scale_min=1.0, jitter=0.0, blended=0.0, pasted=0.0)
+    settings = MambaFSCILSettings(
+        inner=8, state=8, rank=8, width=16, scale_min=1.0, jitter=0.0, blended=0.0, pasted=0.0
+    )
     trained = objective(settings).eval()
     pixels = torch.full((4, 16, 16, 3), 90, dtype=torch.uint8) + 40 * torch.arange(4, dtype=torch.uint8).view(
         4, 1, 1, 1

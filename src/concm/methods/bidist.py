@@ -86,6 +86,7 @@ class Material(NamedTuple):
     "bidist",
     title="BiDist: two teachers mixed for each class, two branches and a gate",
     paper="CVPR 2023",
+    code="https://github.com/LinglanZhao/BiDistFSCIL",
     group="updates the backbone",
     needs=(PICTURES, f"{EXEMPLARS}: 1 picture per class"),
 )

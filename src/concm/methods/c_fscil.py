@@ -94,7 +94,13 @@ class Hyperdimensional(Learner):
         raise NotImplementedError
 
 
-@method("c_fscil", title="C-FSCIL: constrained, hyperdimensional", paper="CVPR 2022")
+@method(
+    "c_fscil",
+    title="C-FSCIL: constrained, hyperdimensional",
+    paper="CVPR 2022",
+    link="https://arxiv.org/abs/2203.16588",
+    code="https://github.com/IBM/constrained-FSCIL",
+)
 class CFSCIL(Hyperdimensional):
     """Quasi-orthogonal prototypes by a sharp attention, realigned as the mode says."""
 

@@ -33,7 +33,7 @@ class FACLSettings(SAVCSettings):
 
     leak: bool = setting(
         False,
-        "Average turned test pictures with others of their batch of a hundred, as the authors' code does (chosen: not).",
+        "Average turned test pictures with others of their batch, as the authors' code does (chosen: not).",
     )
 
 
@@ -45,7 +45,7 @@ class Proxies(Fantasies):
     """SAVC's losses, with the features of turned pictures averaged in pairs; keys are not averaged."""
 
     schedule = Schedule(epochs=600, batch=64, lr=0.1, warmup=0, weight_decay=5e-4)
-    later = (*Fantasies.later, "leak")
+    later = ("test_views", "leak")
 
     def read(self, crops: Tensor, chance: Tensor, first: int) -> Tensor:
         """Features (n, crops, fantasies, d), the turned ones averaged with those of another picture."""
@@ -65,6 +65,7 @@ def partners(chance: Tensor) -> Tensor:
     "facl",
     title="FACL: SAVC with turned features mixed in training",
     paper="WACV 2025",
+    code="https://github.com/Parinitanema/FACL",
     group="own base session",
     objective=Proxies,
 )
@@ -78,7 +79,9 @@ class FACL(SAVC):
         if not self.settings.leak:
             return super().scores(features)
         random = torch.Generator(self.device).manual_seed(self.seed)
-        return torch.cat([super(FACL, self).scores(self._leaked(part, random)) for part in features.split(TEST_BATCH)])
+        return torch.cat(
+            [super(FACL, self).scores(self._leaked(part, random)) for part in torch.split(features, TEST_BATCH)]
+        )
 
     def _leaked(self, batch: Tensor, random: torch.Generator) -> Tensor:
         """A test batch (n, fantasies · d) with each turned feature averaged with another one's of the same turn."""

@@ -49,7 +49,13 @@ class FeCAMSettings(Checked):
         return cls(own=0.9)
 
 
-@method("fecam", title="calibrated FeCAM: a covariance for each class, borrowed for new ones", paper="CVPRW 2024")
+@method(
+    "fecam",
+    title="calibrated FeCAM: a covariance for each class, borrowed for new ones",
+    paper="CVPRW 2024",
+    link="https://arxiv.org/abs/2404.06622",
+    code="https://github.com/dipamgoswami/FSCIL-Calibration",
+)
 class FeCAM(Learner):
     """A unit mean, a covariance and a whitening matrix for each class."""
 
@@ -118,4 +124,5 @@ def whitening(covariance: Tensor, shrinkage: float) -> Tensor:
     moved = shrunk(covariance.double(), shrinkage)
     scale = moved.diagonal().clamp(min=torch.finfo(torch.float32).tiny).rsqrt()
     values, vectors = torch.linalg.eigh(scale[:, None] * moved * scale)
-    return (vectors * values.clamp(min=1e-6).rsqrt()).to(covariance.dtype)
+    found: Tensor = vectors * values.clamp(min=1e-6).rsqrt()
+    return found.to(covariance.dtype)

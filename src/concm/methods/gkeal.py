@@ -45,7 +45,12 @@ class GKEALSettings(Checked):
         return (f"{EXEMPLARS}: {self.centres} features of base images", VIEWS)
 
 
-@method("gkeal", title="GKEAL: recursive ridge regression on a Gaussian kernel", paper="CVPR 2023")
+@method(
+    "gkeal",
+    title="GKEAL: recursive ridge regression on a Gaussian kernel",
+    paper="CVPR 2023",
+    code="https://github.com/ZHUANGHP/Analytic-continual-learning",
+)
 class GKEAL(Learner):
     """The kernel's centres, and the sums of the regression."""
 

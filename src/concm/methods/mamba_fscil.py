@@ -53,7 +53,9 @@ class MambaFSCILSettings(Checked):
         least=1,
     )
     inner: int = setting(
-        640, "Channels of a branch, half of those of its hidden layer (authors' code: the simplex's dimensions).", least=1
+        640,
+        "Channels of a branch, half of those of its hidden layer (authors' code: the simplex's dimensions).",
+        least=1,
     )
     state: int = setting(256, "Numbers that the scan remembers of each channel (authors' code).", least=1)
     rank: int = setting(256, "Rank of the step sizes Δ (authors' code).", least=1)
@@ -106,13 +108,20 @@ class MambaFSCILSettings(Checked):
     @classmethod
     def cub200(cls) -> MambaFSCILSettings:
         """The authors' settings for CUB200: 200 to 290 steps per session, with base means once in each."""
-        base: dict[str, Any] = {"width": 1024, "inner": 1024, "scale_min": 0.08, "jitter": 0.3, "blended": 0.0, "pasted": 0.0}
+        base: dict[str, Any] = {
+            "width": 1024,
+            "inner": 1024,
+            "scale_min": 0.08,
+            "jitter": 0.3,
+            "blended": 0.0,
+            "pasted": 0.0,
+        }
         losses: dict[str, Any] = {"grow": 10.0, "mixing": 0.5, "lengths": False, "copies": 10}
         return cls(**base, **losses, more_steps=10, lr=0.05)
 
     @classmethod
     def short(cls) -> MambaFSCILSettings:
-        """For a CPU: a smaller branch, half of the steps, and rate, length and mixing chosen on held-out base classes."""
+        """For a CPU: a smaller branch, half of the steps; rate, length and mixing chosen on held-out base classes."""
         small: dict[str, Any] = {"width": 512, "inner": 128, "state": 8, "rank": 8}
         return cls(**small, steps=100, lr=0.05, length=2.0, mixing=0.0)
 
@@ -296,6 +305,8 @@ def parts(features: Tensor) -> tuple[Tensor, ...]:
     "mamba_fscil",
     title="Mamba-FSCIL: a second selective scan beside a frozen one, onto a simplex of all classes to come",
     paper="arXiv 2024",
+    link="https://arxiv.org/abs/2407.06136",
+    code="https://github.com/xiaojieli0903/Mamba-FSCIL",
     group="own base session",
     needs=(TOTAL,),
     objective=OntoSimplex,

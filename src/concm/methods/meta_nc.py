@@ -41,6 +41,7 @@ class MetaNCSettings(Checked):
     "meta_nc",
     title="MetaNC: meta-learned neural collapse",
     paper="IP&M 2024",
+    code="https://github.com/qihangran/metaNC-FSCIL",
     needs=(TOTAL,),
 )
 class MetaNC(Hyperdimensional):

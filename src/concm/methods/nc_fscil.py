@@ -105,6 +105,8 @@ class Neck(nn.Module):
     "nc_fscil",
     title="NC-FSCIL: a neck regressed onto a simplex of all classes to come",
     paper="ICLR 2023",
+    link="https://arxiv.org/abs/2302.03004",
+    code="https://github.com/NeuralCollapseApplications/FSCIL",
     needs=(TOTAL,),
 )
 class NCFSCIL(Learner):

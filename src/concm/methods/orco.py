@@ -103,6 +103,8 @@ class OrCoProjector(nn.Module):
     "orco",
     title="OrCo: orthogonal targets, contrast with perturbed ones",
     paper="CVPR 2024",
+    link="https://arxiv.org/abs/2403.18550",
+    code="https://github.com/noorahmedds/OrCo",
 )
 class OrCo(Learner):
     """A projector to pseudo-targets; those of the classes seen come first, in the order of the classes."""

@@ -59,7 +59,13 @@ class RanPACSettings(Checked):
         return cls(width=10_000)
 
 
-@method("ranpac", title="calibrated RanPAC: ridge regression on random features of sampled classes", paper="CVPRW 2024")
+@method(
+    "ranpac",
+    title="calibrated RanPAC: ridge regression on random features of sampled classes",
+    paper="CVPRW 2024",
+    link="https://arxiv.org/abs/2404.06622",
+    code="https://github.com/dipamgoswami/FSCIL-Calibration",
+)
 class RanPAC(Learner):
     """A random projection, the sums of the ridge regression, and mean and covariance of each base class."""
 
@@ -133,4 +139,5 @@ def best_ridge(hidden: Tensor, truth: Tensor, held: float) -> float:
 def root(covariance: Tensor) -> Tensor:
     """The symmetric root (d, d) of a covariance, which may lack rank."""
     values, vectors = torch.linalg.eigh(covariance.double())
-    return (vectors * values.clamp(min=0).sqrt() @ vectors.T).to(covariance.dtype)
+    found: Tensor = vectors * values.clamp(min=0).sqrt() @ vectors.T
+    return found.to(covariance.dtype)

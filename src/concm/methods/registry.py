@@ -45,6 +45,7 @@ class Entry:
     """A registered method; `settings` are its defaults, and `needs` is all that it uses beyond features and labels.
 
     `objective` is what it minimises in a base session of its own, if it has one; it is made from a stage and settings.
+    `link` and `code` are addresses, and `only` names the scenarios in whose ranking it stands, if not in all.
     """
 
     name: str
@@ -55,6 +56,20 @@ class Entry:
     needs: tuple[str, ...]
     group: Group = "shared backbone"
     objective: type[Objective] | None = None
+    link: str = ""
+    code: str = ""
+    only: tuple[str, ...] = ()
+
+    def meant_for(self, scenario: str) -> bool:
+        """Whether it stands in the ranking of a scenario, or of one's validation."""
+        return not self.only or scenario.removesuffix("-validation") in self.only
+
+    @property
+    def departures(self) -> str:
+        """Where its file says that it departs from its paper: the paragraph that begins with "Here:"."""
+        text = inspect.getdoc(inspect.getmodule(inspect.unwrap(self.make))) or ""
+        paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+        return next((words.removeprefix("Here: ") for words in paragraphs if words.startswith("Here: ")), "")
 
 
 @dataclass(frozen=True)
@@ -114,6 +129,9 @@ def method(
     group: Group = "shared backbone",
     needs: tuple[str, ...] = (),
     objective: type[Objective] | None = None,
+    link: str = "",
+    code: str = "",
+    only: tuple[str, ...] = (),
 ) -> Callable[[Class], Class]:
     """Register a class as a method of the bench, by a decorator.
 
@@ -134,6 +152,10 @@ def method(
         What it uses beyond features and labels, unless its settings have a property `needs` that says so.
     objective
         What it minimises in a base session of its own.
+    link, code
+        Addresses of the paper and of its authors' code, for the leaderboard.
+    only
+        The scenarios in whose ranking it stands, if not in all.
 
     Examples
     --------
@@ -147,7 +169,9 @@ def method(
     def register(make: Class) -> Class:
         defaults = getattr(make, "settings", None)
         wanted = needs or tuple(getattr(defaults, "needs", ()))
-        _registered[name] = Entry(name, title, paper, make, defaults, wanted, group, objective)
+        _registered[name] = Entry(
+            name, title, paper, make, defaults, wanted, group, objective, link=link, code=code, only=only
+        )
         entries.cache_clear()
         return make
 

@@ -57,7 +57,13 @@ class TEENSettings(Checked):
         return cls(alpha=0.5)
 
 
-@method("teen", title="TEEN: training-free prototype calibration", paper="NeurIPS 2023")
+@method(
+    "teen",
+    title="TEEN: training-free prototype calibration",
+    paper="NeurIPS 2023",
+    link="https://arxiv.org/abs/2312.05229",
+    code="https://github.com/wangkiw/TEEN",
+)
 class TEEN(NCM):
     """Nearest class mean with new prototypes calibrated once, when they are learned."""
 

@@ -125,7 +125,8 @@ def test_a_method_for_other_data_stands_apart_from_the_ranking():
 def test_who_is_better_than_concm_is_said_as_plainly_as_who_is_not(page):
     said = under(page, leaderboard.AGAINST)
     assert line(said, "- **AHM") == (
-        "- **AHM 61.00**; no method above it; no method ties with it; below it: `orco` −3.00, `teen` −10.00, `ncm` −12.00."
+        "- **AHM 61.00**; no method above it; no method ties with it; "
+        "below it: `orco` −3.00, `teen` −10.00, `ncm` −12.00."
     )
     assert line(said, "- **FA") == (
         "- **FA 60.00**; above it: `teen` +0.50; no method ties with it; below it: `orco` −8.00, `ncm` −10.00."
@@ -140,7 +141,7 @@ def test_a_tie_is_called_a_tie_and_shares_the_rank():
     found = leaderboard.page(table(ours, near, far), [], "x.png").splitlines()
     said = line(under(found, leaderboard.AGAINST), "- **AHM")
     assert (
-        "no method above it; ties with it: `teen` −0.20 (−0.97 to +0.57); below it: `ncm` −11.00 (−11.00 to −11.00)"
+        "no method above it; ties with it: `teen` −0.20 (−0.95 to +0.55); below it: `ncm` −11.00 (−11.00 to −11.00)"
         in said
     )
     ranked = [words.split(" | ") for words in under(found, "On one shared, frozen backbone") if "`" in words]

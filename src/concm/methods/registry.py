@@ -16,10 +16,11 @@ from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from concm.errors import Misuse, did_you_mean
 from concm.features.sessions import BaseSession, Session
+from concm.methods.entry import Entry, Group
 from concm.methods.variants import vary
 from concm.records import to_json
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from concm.training.objective import Objective
 
 AnySession = TypeVar("AnySession", bound=Session)
-Group = Literal["control", "shared backbone", "own base session", "updates the backbone", "reference"]
 
 NAMES, VIEWS, TOTAL, POOL = "class names", "views of the shots", "number of classes to come", "all training images"
 PICTURES = "pictures and a copy of the backbone"
@@ -38,38 +38,6 @@ One that needs pictures is also given pictures to score, (n, h, w, 3), instead o
 """
 EXEMPLARS = "exemplars"
 """What a method may need to keep: single images, or their features; their number follows after a colon."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A registered method; `settings` are its defaults, and `needs` is all that it uses beyond features and labels.
-
-    `objective` is what it minimises in a base session of its own, if it has one; it is made from a stage and settings.
-    `link` and `code` are addresses, and `only` names the scenarios in whose ranking it stands, if not in all.
-    """
-
-    name: str
-    title: str
-    paper: str
-    make: Callable[..., Method]
-    settings: Any
-    needs: tuple[str, ...]
-    group: Group = "shared backbone"
-    objective: type[Objective] | None = None
-    link: str = ""
-    code: str = ""
-    only: tuple[str, ...] = ()
-
-    def meant_for(self, scenario: str) -> bool:
-        """Whether it stands in the ranking of a scenario, or of one's validation."""
-        return not self.only or scenario.removesuffix("-validation") in self.only
-
-    @property
-    def departures(self) -> str:
-        """Where its file says that it departs from its paper: the paragraph that begins with "Here:"."""
-        text = inspect.getdoc(inspect.getmodule(inspect.unwrap(self.make))) or ""
-        paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
-        return next((words.removeprefix("Here: ") for words in paragraphs if words.startswith("Here: ")), "")
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def bench(
         raise Misuse("`beside` goes with `leaderboard`, the page that shows those tables")
     source = BankSource(scenario, bank, way, shot, sessions)
     loaded = source.bank()
-    others = [_comparable(Table.load(path), path, loaded, draws) for path in beside or []]
+    others = [_comparable(Table.load(path), path, loaded) for path in beside or []]
     every = [
         name
         for name, entry in entries().items()
@@ -134,10 +134,10 @@ def bench(
     say(f"wrote {' and '.join(map(str, written))}; one result file for each run in {out}")
 
 
-def _comparable(table: Table, path: Path, bank: Bank, draws: int) -> Table:
+def _comparable(table: Table, path: Path, bank: Bank) -> Table:
     """The table, if it can stand beside the one that is about to be made."""
-    if not table.comparable(bank, draws):
-        raise ConcmError(f"{path} cannot stand beside this: it has another scenario, cut or number of draws")
+    if not table.comparable(bank):
+        raise ConcmError(f"{path} cannot stand beside this: it has another scenario or cut")
     return table
 
 

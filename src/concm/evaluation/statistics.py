@@ -285,6 +285,6 @@ class Table:
                 f"{path} is no table of `concm bench --json`, or one of another version ({error})"
             ) from error
 
-    def comparable(self, bank: Bank, draws: int) -> bool:
-        """Whether it is of the same scenario, cut and number of draws as the bank's will be."""
-        return (self.scenario, self.cut, self.draws) == (bank.scenario.name, Cut.of(bank.scenario), draws)
+    def comparable(self, bank: Bank) -> bool:
+        """Whether it is of the same scenario and cut as the bank's will be; draws that both have are compared."""
+        return (self.scenario, self.cut) == (bank.scenario.name, Cut.of(bank.scenario))

@@ -217,9 +217,10 @@ def _beside_papers(found: Table, rows: list[Row]) -> list[str]:
             continue
         verdict = Verdict.of(row, entry, found.cut)
         values = (verdict.ahm, verdict.fa, verdict.last_base, verdict.last_novel)
-        rms = "–" if verdict.rms is None else f"{verdict.rms:.1f}"
+        rms = "–" if verdict.rms is None else f"{verdict.rms:.2f}"
         away = ("–" if value is None else signed(value, 1) for value in values)
-        lines.append(line(mark(row.method), rms, *away, verdict.words))
+        said_of_it = "not the published form" if row.method == OURS else verdict.words
+        lines.append(line(mark(row.method), rms, *away, said_of_it))
         if words := remarks(found.scenario).get(row.method):
             said.append(f"- `{row.method}`: {words}.")
     return [*lines, "", *([*said, ""] if said else [])]

@@ -41,4 +41,6 @@ def varied(found: Table) -> str:
 def ran(found: Table) -> str:
     """Where, and how many at a time: what seconds mean."""
     at_once = found.at_once
-    return f"measured on {found.rows[0].device}" + (f", {at_once} runs at a time" if at_once else "")
+    return f"{found.draws} draws, measured on {found.rows[0].device}" + (
+        f", {at_once} runs at a time" if at_once else ""
+    )

@@ -11,7 +11,9 @@ Here: the shared backbone is the base model; the base session only trains a clas
 kept and whose rows are replaced by class means, as in the authors' code. Each session draws a few views of each picture
 (shifts and mirrors) and uses them throughout; batch statistics stay those of the base session, as in the authors' code;
 weight decay, which does next to nothing in so few steps, is left out. Layers before the last block are the same in both
-branches and are computed once.
+branches and are computed once. Norms with fixed statistics multiply a change of the weights before them by their gain
+over their deviation; where that is larger than in the backbones on which the paper's rate was tried, the block's rate
+is smaller by its square, or a single session would forget the base classes.
 """
 
 from __future__ import annotations
@@ -37,14 +39,15 @@ from concm.records import Checked, setting
 
 @dataclass(frozen=True)
 class BiDistSettings(Checked):
-    """The settings of BiDist, with the authors' values for mini-ImageNet, the only ones released, but for the rate."""
+    """The settings of BiDist, with the authors' values for mini-ImageNet, the only ones released."""
 
     iterations: int = setting(100, "Steps of each session (paper).", least=0)
-    lr: float = setting(
-        1e-4,
-        "Rate of the last block and the classifier (chosen; paper: 0.001, with which our ResNet-12, whose last norms "
-        "amplify changes of the weights, loses a third of its base classes in the first session).",
-        least=0,
+    lr: float = setting(0.001, "Rate of the last block and the classifier (paper).", least=0)
+    amplification: float = setting(
+        6.0,
+        "Gain over deviation of the block's norms up to which that is the rate; beyond, it falls with the square "
+        "(chosen: that of the validation backbones, which the paper's rate does no harm).",
+        above=0,
     )
     batch: int = setting(
         50,
@@ -144,10 +147,11 @@ class BiDist(PictureLearner):
         mixer = perceptron(self.base, settings.hidden, 1, self.generator)
         likeness = self.base_rows @ self.base_rows[: self.base].T
         every = self._material(shots, labels)
+        pace = settings.lr * min(1.0, settings.amplification / amplification(self.tuned)) ** 2
 
         def loss() -> Tensor:
             seen = self._batch(every, count)
-            feature = paced(self.tuned(seen.maps).mean((2, 3)), settings.lr)
+            feature = paced(self.tuned(seen.maps).mean((2, 3)), pace)
             new = self._scaled(feature, paced(rows, settings.lr))
             recognised = self._recognition_loss(new, seen.labels, count)
             share = self._share(mixer(likeness[seen.labels]), seen.labels)
@@ -244,6 +248,19 @@ class BiDist(PictureLearner):
         """Number of weights in the tuned block, both sets of rows and the gate, and the scale."""
         networks = (weight for network in (self.tuned, self.gate) for weight in network.parameters())
         return sum(weight.numel() for weight in networks) + self.base * self.dimension + self.rows.numel() + 1
+
+
+def amplification(block: nn.Module) -> float:
+    """The largest factor by which a block's norms multiply what enters them: the mean square of gain over deviation.
+
+    It is one for a block without any that keeps statistics.
+    """
+    factors = [
+        float((norm.weight.detach().square() / (norm.running_var + norm.eps)).mean().sqrt())
+        for norm in block.modules()
+        if isinstance(norm, nn.BatchNorm2d) and norm.running_var is not None and norm.weight is not None
+    ]
+    return max(factors, default=1.0)
 
 
 def perceptron(inputs: int, hidden: int, outputs: int, generator: torch.Generator) -> nn.Sequential:

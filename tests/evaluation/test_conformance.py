@@ -68,7 +68,7 @@ class Prophet(NCM):
 
 
 class Hoarder(Learner):
-    kept = ("images",)
+    kept = ("images", "labels")
 
     def fit_base(self, base):
         base = self.begin(base)

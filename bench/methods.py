@@ -20,7 +20,7 @@ from concm.methods import PICTURES, choose, entries
 
 CONCM = str(Path(sys.executable).with_name("concm"))
 PLAIN = {"head": "cosine", "contrast": 0, "turned": 0, "smoothing": 0, "weight-decay": 5e-4, "lr": 0.1, "batch": 256}
-VARIANTS = {"savc": ["savc:test_views=false"], "facl": ["facl:test_views=false"]}
+VARIANTS = {"savc": ["savc:test_views=false"], "facl": ["facl:test_views=false", "facl:leak=true"]}
 
 
 def concm(*words: object) -> None:
@@ -71,7 +71,7 @@ def main() -> None:
     options = parser.parse_args()
     changed = dict(word.split(":") for word in options.schedule)
     for name, entry in entries().items():
-        if entry.objective is not None:
+        if entry.objective is not None and entry.meant_for(options.scenario):
             schedule = dict(change.split("=") for change in changed.get(name, "").split(",") if change)
             run = trained(options, name, "--method", name, *spelled(schedule))
             measured(options, name, run, [name, *VARIANTS.get(name, []), "concm"], "--views", "1")

@@ -54,8 +54,8 @@ def table_of(text: str) -> dict[str, list[str]]:
 def bench(bank: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     """The whole of it once, typed; what it printed, and where it wrote."""
     out = tmp_path_factory.mktemp("bench")
-    asked = words(bank, out, "--method", "ncm", "--method", QUICK, "--json", out / "table.json", jobs=2)
-    return typed(*asked), out
+    files = ("--json", out / "table.json", "--csv", out / "runs.csv", "--latex", out / "table.tex")
+    return typed(*words(bank, out, "--method", "ncm", "--method", QUICK, *files, jobs=2)), out
 
 
 def test_the_table_has_the_methods_and_the_controls(bench):
@@ -65,7 +65,17 @@ def test_the_table_has_the_methods_and_the_controls(bench):
     assert "folder: 4 base classes, then 3 sessions of 2-way 5-shot" in done.stdout
     assert "none features, mean ± standard deviation of 2 runs (2 draws)" in done.stdout
     assert list(table_of(done.stdout)) == METHODS
-    assert f"wrote {out / 'bench.png'} and {out / 'table.json'}; one result file for each run in {out}" in done.stdout
+    written = " and ".join(str(out / name) for name in ("bench.png", "table.json", "runs.csv", "table.tex"))
+    assert f"wrote {written}; one result file for each run in {out}" in done.stdout
+
+
+def test_csv_has_every_run_and_latex_every_method(bench):
+    lines = (bench[1] / "runs.csv").read_text().splitlines()
+    assert lines[0] == "method,draw,seed,base,hm_1,hm_2,hm_3,ahm,fa"
+    assert [line.split(",")[-8] for line in lines[1:]] == ["0", "1"] * 4
+    text = (bench[1] / "table.tex").read_text()
+    assert text.startswith(r"\begin{tabular}{lcccccc}")
+    assert text.count(r" \\") == 2 + len(METHODS)
 
 
 def test_every_row_is_told_where_it_stands_against_the_control(bench):
@@ -427,3 +437,15 @@ def test_a_class_in_the_current_folder_runs_beside_the_others(reference, bank, t
 def test_a_class_that_cannot_be_imported_is_refused(bank, tmp_path, capsys):
     assert call(*words(bank, tmp_path, "--method", "nowhere:Mine")) == 2
     assert sentence(capsys.readouterr().err).startswith("cannot import the method 'nowhere:Mine'")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_class_of_one_s_own_runs_by_its_module_as_conformance_checks_it(bank, tmp_path, jobs, monkeypatch):
+    (tmp_path / "own_shop.py").write_text("from concm.methods.ncm import NCM\n\n\nclass Mine(NCM):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    assert call("conformance", "own_shop:Mine") == 0
+    out = tmp_path / "out"
+    assert call(*words(bank, out, "--method", "own_shop:Mine", "--json", out / "x.json", draws=1, jobs=jobs)) == 0
+    rows = json.loads((out / "x.json").read_text())["rows"]
+    figures = {row["method"]: row["ahm"] for row in rows}
+    assert figures["own_shop:Mine"] == figures["ncm"]

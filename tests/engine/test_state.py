@@ -192,7 +192,7 @@ def taught(words: str) -> tuple[Stateful, World]:
     return method, world
 
 
-@pytest.mark.parametrize("words", ["ncm", "teen", "orco:width=16,hidden=8,base_steps=2,steps=2"])
+@pytest.mark.parametrize("words", ["ncm", "teen", "orco:width=16,hidden=8,least_steps=2,base_epochs=2,epochs=2"])
 def test_a_state_of_a_method_that_lacks_a_tensor_is_refused(words):
     method, _ = taught(words)
     state = method.state_dict()
@@ -208,6 +208,6 @@ def test_the_state_of_another_method_is_refused():
 
 
 def test_orco_counts_its_projector_once():
-    method, world = taught("orco:width=16,hidden=8,base_steps=2,steps=2")
+    method, world = taught("orco:width=16,hidden=8,least_steps=2,base_epochs=2,epochs=2")
     dimension = world.test.shape[1]
     assert method.parameter_count == dimension * 8 + 8 + 8 * 16 + 16

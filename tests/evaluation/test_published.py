@@ -284,3 +284,30 @@ def test_rows_cannot_be_changed():
         table("Tab_conflict").rows[0].other["nacc"] = ()
     rows("cifar100").clear()
     assert published.rows("cifar100")[0] is row
+
+
+@pytest.mark.parametrize(
+    ("method", "base", "novel"),
+    [("OrCo", 58.2, 43.2), ("ConCM", 68.9, 42.4), ("NC-FSCIL", 74.1, 29.2), ("TEEN", 70.5, 23.2)],
+)
+def test_last_base_and_novel_accuracy_follow_from_the_last_harmonic_mean_and_accuracy(method, base, novel):
+    row = next(row for row in rows("cifar100") if row.method == method)
+    found = published.implied(row.hm[-1], row.fa, 0.6)
+    assert found == pytest.approx((base, novel), abs=0.1)
+    assert 2 * found[0] * found[1] / sum(found) == pytest.approx(row.hm[-1])
+
+
+def test_figures_that_contradict_each_other_imply_nothing():
+    assert published.implied(90.0, 50.0, 0.6) is None
+
+
+def test_the_distance_is_the_root_mean_square_over_sessions():
+    assert published.distance([1.0, 2.0], [4.0, 6.0]) == pytest.approx(12.5**0.5)
+    assert published.distance([1.0], [1.0, 2.0]) is None
+
+
+def test_figures_of_other_papers_have_a_source_and_say_how_they_were_checked():
+    found = [row for scenario in ("cifar100", "mini_imagenet", "cub200") for row in published.elsewhere(scenario)]
+    assert {row.method for row in found} >= {"Tri-WE", "BiAG", "CD2", "Flexi-FSCIL", "PriViLege", "ASP"}
+    assert all(row.checked and (row.source or row.checked == "second hand") for row in found)
+    assert {row.method for row in found if row.pretrained} == {"PriViLege", "ASP"}

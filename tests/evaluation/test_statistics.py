@@ -8,7 +8,7 @@ import pytest
 
 from concm.errors import ConcmError
 from concm.evaluation.results import Curve, Result
-from concm.evaluation.statistics import CONTROL, Row, Table, interval, rows
+from concm.evaluation.statistics import CONTROL, Row, Table, deviation, difference, interval, ranks, rows
 from tests.support.data import make_bank
 from tests.support.runs import CURVE, RUN, figures, made
 
@@ -22,7 +22,7 @@ def test_two_results_are_averaged_and_their_spread_is_told():
     row = Row.of([one, made("some", RUN[0], figures(1, 72.0, 77.0, 50.0, 60.0), worse, draw=1)])
     assert (row.method, row.runs) == ("some", 2)
     assert (row.ahm, row.ahm_std) == (40.0, 0.0)
-    assert (row.fa, row.fa_std) == (64.0, 2.0)
+    assert (row.fa, row.fa_std) == (64.0, pytest.approx(8**0.5))
     assert (row.base_acc, row.pd, row.nacc, row.seconds) == (80.0, 16.0, 35.0, 9.0)
     assert row.hm == [55.0, 25.0]
     assert (row.last_base, row.last_novel) == (68.0, 25.0)
@@ -88,6 +88,43 @@ def test_an_interval_is_students_and_narrows_with_the_draws():
     assert widths == sorted(widths, reverse=True)
 
 
+def test_a_deviation_is_that_of_a_sample_and_a_single_value_has_none():
+    assert deviation([1.0, 2.0, 3.0, 6.0]) == pytest.approx((14 / 3) ** 0.5)
+    assert deviation([5.0]) == 0
+
+
+def drawn(label: str, *values: float, first: int = 0) -> Row:
+    """A row whose AHM of each draw is given."""
+    runs = [
+        made(label, RUN[0], figures(1, 70.0, 75.0, 40.0, value), draw=first + at) for at, value in enumerate(values)
+    ]
+    return Row.of(runs)
+
+
+@pytest.mark.promise
+def test_differences_are_paired_by_draw():
+    one, other = drawn("one", 50.0, 60.0, 70.0), drawn("other", 49.0, 58.0, 67.0)
+    found = difference(one, other, "ahm")
+    assert found.mean == pytest.approx(2.0)
+    assert found.interval == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5))
+    assert found.tie
+    assert not difference(drawn("one", 51.0, 60.0, 69.0), other, "ahm").tie, (
+        "paired, though the draws differ by far more"
+    )
+
+
+def test_only_draws_that_both_have_are_compared():
+    assert difference(drawn("one", 50.0, 60.0), drawn("other", 55.0, 70.0, first=1), "ahm").mean == pytest.approx(5.0)
+    assert difference(drawn("one", 50.0), drawn("other", 50.0, first=5), "ahm") is None
+    assert difference(drawn("one", 50.0), drawn("other", 40.0), "ahm").tie, "one draw says nothing"
+
+
+def test_ties_share_a_rank_and_the_next_one_is_counted_on():
+    found = [drawn("c", 40.0, 41.0), drawn("a", 50.0, 52.0), drawn("b", 50.1, 51.5)]
+    assert ranks(found, "ahm") == {"a": 1, "b": 1, "c": 3}
+    assert ranks([replace(row, by_draw={}) for row in found], "ahm") == {"a": 1, "b": 2, "c": 3}
+
+
 def test_rows_keep_the_order_of_the_methods_and_without_the_control_have_no_height():
     found = rows([ended("ours", 70.0, 43.0), ended("ncm", 75.0, 30.0), ended("ours", 70.0, 43.0, 1)])
     assert [(row.method, row.runs, row.above_curve) for row in found] == [("ours", 2, None), ("ncm", 1, None)]
@@ -98,9 +135,8 @@ def test_a_table_comes_back_as_it_was_written_and_knows_what_may_stand_beside_it
     table = Table.of(bank, [made("ncm", *RUN)], draws=1, at_once=2)
     table.save(tmp_path / "table.json")
     assert Table.load(tmp_path / "table.json") == table
-    assert table.comparable(bank, 1)
-    assert not table.comparable(bank, 2)
-    assert not table.comparable(bank.vary(shot=1), 1)
+    assert table.comparable(bank)
+    assert not table.comparable(bank.vary(shot=1))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"scenario": "x"}', "\x00"])

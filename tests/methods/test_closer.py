@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from concm.data import augment, policy
 from concm.data.augment import RANDOMS
 from concm.evaluation.worlds import DIMENSION, TRANSFORM, Small
 from concm.methods import choose
@@ -84,3 +85,23 @@ def test_presets_are_the_published_weights():
     mini, cub = (choose(f"closer:{name}").settings for name in ("mini_imagenet", "cub200"))
     assert (mini.spread, mini.closeness) == (0.1, 0.5)
     assert (cub.spread, cub.closeness) == (0.01, 1.5)
+
+
+def test_half_of_the_views_are_shifts_and_half_of_all_go_through_the_policy(batch):
+    pixels, _, random = batch
+    random = random[:, 0].clone()
+    random[:, 10] = torch.tensor([0.9, 0.9, 0.9, 0.1, 0.1, 0.1])
+    random[:, 11] = torch.tensor([0.1, 0.1, 0.9, 0.9, 0.1, 0.9])
+    model = made()
+    found = model.view(pixels, random)
+    shifts = augment.weak(pixels, random, TRANSFORM.size)
+    crops = augment.strong(pixels, random, TRANSFORM.size, 0.25, 0.0, 0.0)
+    torch.testing.assert_close(found[:3], torch.stack([shifts[0], shifts[1], crops[2]]))
+    plain = torch.stack([crops[3], shifts[4], crops[5]])
+    torch.testing.assert_close(found[3:], policy.auto(plain, random[3:, 5:10], policy.CIFAR))
+
+
+def test_each_dataset_has_the_authors_views():
+    mini, cub = (choose(f"closer:{name}").settings for name in ("mini_imagenet", "cub200"))
+    assert (mini.shifted, mini.policy, mini.scale_min) == (0.0, "imagenet", 0.08)
+    assert (cub.shifted, cub.policy, cub.scale_min) == (0.0, "none", 0.25)

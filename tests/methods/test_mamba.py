@@ -29,7 +29,7 @@ from concm.methods.nc_fscil import dot_regression
 from concm.training.objective import Stage
 
 torch.set_num_threads(1)  # bit for bit only holds for one number of threads
-BRIEF = "mamba_fscil:inner=16,width=32,steps=20"
+BRIEF = "mamba_fscil:short,inner=16,width=32,steps=20"
 
 
 def random(*shape, seed=0):
@@ -203,7 +203,7 @@ def test_sessions_train_the_second_branch_and_leave_the_first_and_the_simplex():
 
 def test_one_mean_map_a_class_is_kept():
     method, sessions = after(BRIEF), world().sessions
-    assert method.memory_bytes == 10 * sessions[0].features.shape[1] * 4
+    assert method.memory_bytes == 10 * sessions[0].features.shape[1] * 4 + method.simplex.nbytes
     torch.testing.assert_close(method.means[BASE], sessions[1].features[:5].mean(0))
 
 
@@ -356,7 +356,9 @@ def test_shares_of_pictures_are_blended_pasted_or_left():
 
 
 def test_without_mixing_the_base_session_is_dot_regression_of_the_backbone_s_maps():
-    settings = MambaFSCILSettings(inner=8, width=16, scale_min=1.0, jitter=0.0, blended=0.0, pasted=0.0)
+    settings = MambaFSCILSettings(
+        inner=8, state=8, rank=8, width=16, scale_min=1.0, jitter=0.0, blended=0.0, pasted=0.0
+    )
     trained = objective(settings).eval()
     pixels = torch.full((4, 16, 16, 3), 90, dtype=torch.uint8) + 40 * torch.arange(4, dtype=torch.uint8).view(
         4, 1, 1, 1
@@ -370,7 +372,7 @@ def test_without_mixing_the_base_session_is_dot_regression_of_the_backbone_s_map
 
 
 def test_mixed_pictures_are_drawn_to_the_vertices_of_both_in_their_shares():
-    settings = MambaFSCILSettings(inner=8, width=16, blended=1.0, pasted=0.0)
+    settings = MambaFSCILSettings(inner=8, state=8, rank=8, width=16, blended=1.0, pasted=0.0)
     trained = objective(settings).eval()
     pixels = torch.zeros(2, 16, 16, 3, dtype=torch.uint8)  # black blends into black
     numbers = uniform(2, 2, 14)
@@ -384,7 +386,7 @@ def test_mixed_pictures_are_drawn_to_the_vertices_of_both_in_their_shares():
 
 
 def test_a_step_is_a_function_of_its_inputs_alone():
-    trained = objective(MambaFSCILSettings(inner=8, width=16)).eval()
+    trained = objective(MambaFSCILSettings(inner=8, state=8, rank=8, width=16)).eval()
     pixels, labels = (255 * uniform(6, 16, 16, 3)).byte(), torch.arange(6)
     one, other = (trained(pixels, labels, uniform(6, 2, 14), 0)["loss"] for _ in range(2))
     assert torch.equal(one, other)
@@ -394,13 +396,13 @@ def test_a_step_is_a_function_of_its_inputs_alone():
 def test_making_the_objective_leaves_the_backbone_s_statistics_and_mode():
     network = Small()
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    OntoSimplex(Stage(network, DIMENSION, BASE, 10, TRANSFORM), MambaFSCILSettings(inner=8, width=16))
+    OntoSimplex(Stage(network, DIMENSION, BASE, 10, TRANSFORM), MambaFSCILSettings(inner=8, state=8, rank=8, width=16))
     assert network.training
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
 def test_the_simplex_has_a_vertex_for_every_class_to_come_and_room_for_it():
-    simplex = objective(MambaFSCILSettings(inner=8, width=4)).simplex
+    simplex = objective(MambaFSCILSettings(inner=8, state=8, rank=8, width=4)).simplex
     assert simplex.shape == (10, 9)
     cosines = simplex @ simplex.T
     torch.testing.assert_close(cosines, (torch.eye(10) * 10 - 1) / 9)
@@ -416,7 +418,7 @@ def test_a_bank_without_what_the_base_session_learned_is_refused():
 
 def test_other_sizes_than_the_base_session_s_are_refused():
     with pytest.raises(Misuse, match="those of its base session"):
-        after("mamba_fscil:inner=8,width=32", 1)
+        after("mamba_fscil:short,inner=8,width=32", 1)
 
 
 def test_more_classes_than_vertices_are_refused():
@@ -436,3 +438,9 @@ def test_presets_are_the_published_weights():
     mini, cub = (choose(f"mamba_fscil:{name}").settings for name in ("mini_imagenet", "cub200"))
     assert (mini.shrink, mini.grow, mini.separate) == (100, 0, 0.5)
     assert (cub.shrink, cub.grow, cub.separate) == (100, 10, 0.001)
+
+
+def test_the_default_is_the_authors_form_and_a_cpu_has_a_short_one():
+    full, short = choose("mamba_fscil").settings, choose("mamba_fscil:short").settings
+    assert (full.state, full.lr, full.mixing, full.steps) == (256, 0.25, 0.75, 200)
+    assert (short.state, short.lr, short.mixing, short.steps) == (8, 0.05, 0.0, 100)

@@ -9,12 +9,13 @@ from functools import cache
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from concm.engine.descent import paced
 from concm.errors import Misuse
 from concm.evaluation.worlds import BASE, SIDE, World
 from concm.methods import EXEMPLARS, PICTURES, choose
-from concm.methods.bidist import distillation, merged, perceptron, typical
+from concm.methods.bidist import amplification, distillation, merged, perceptron, typical
 from concm.methods.icarl import herded
 from concm.methods.imprint import imprinted
 from concm.methods.lcwof import implicit
@@ -321,3 +322,24 @@ def test_half_of_the_exemplars_in_a_step_are_novel_once_there_are_some():
     drawn = learned(BRIEF["bidist"])._draw()
     assert drawn.lt(BASE).tolist() == [True] * 25 + [False] * 25
     assert drawn[25:].unique().tolist() == [6, 7, 8, 9]
+
+
+def test_a_block_whose_norms_amplify_is_tuned_at_a_smaller_rate():
+    """A change of the weights before a norm with fixed statistics moves its output by gain over deviation."""
+    norm = nn.BatchNorm2d(4).eval()
+    norm.weight.data.fill_(3.0)
+    norm.running_var.fill_(0.25)
+    block = nn.Sequential(nn.Conv2d(2, 4, 1), norm)
+    assert amplification(block) == pytest.approx(6.0, abs=1e-3)
+    assert amplification(nn.Conv2d(2, 4, 1)) == 1
+    steps = []
+    for limit in (100.0, 0.05):
+        world = World.of(choice=choose("bidist"))
+        method = choose(f"bidist:iterations=3,amplification={limit}").build(seed=0, device="cpu")
+        method.fit_base(world.sessions[0])
+        before = [weight.detach().clone() for weight in method.tuned.parameters()]
+        method.learn(world.sessions[1])
+        steps.append(
+            sum(float((new.detach() - old).norm()) for new, old in zip(method.tuned.parameters(), before, strict=True))
+        )
+    assert steps[1] < 0.1 * steps[0]

@@ -343,3 +343,22 @@ def test_a_picture_s_scores_do_not_depend_on_those_it_is_tested_with():
     alone = torch.cat([method.scores(image[None]) for image in world.test])
     torch.testing.assert_close(method.scores(world.test), alone)
     torch.testing.assert_close(alone, after("savc", world).scores(world.test))
+
+
+def test_the_leak_of_the_authors_code_is_a_switch_that_the_contract_catches():
+    from concm.evaluation import conformance
+
+    said = {words: wrong for words, wrong in conformance.run(choose("facl:leak=true")) if wrong}
+    assert "each image is scored by itself" in said
+    conformance.each_image_is_scored_by_itself(choose("facl"))
+
+
+def test_with_the_leak_turned_pictures_of_one_class_are_averaged():
+    world = World.of(choice=choose("facl"))
+    honest, leaking = (after(words, world) for words in ("facl", "facl:leak=true"))
+    batch = honest._views(world.test[:6])
+    leaked = leaking._views(leaking._leaked(world.test[:6], torch.Generator().manual_seed(0)))
+    torch.testing.assert_close(leaked[:, 0], batch[:, 0])
+    pairs = [(batch[one, 1] + batch[other, 1]) / 2 for one in range(6) for other in range(6) if one != other]
+    for found in leaked[:, 1]:
+        assert any(torch.allclose(found, pair, atol=1e-5) for pair in pairs)

@@ -20,7 +20,10 @@ from concm.methods.nc_fscil import balance, dot_regression
 from concm.methods.orco import class_directions, occupied, orthogonality, versions
 
 torch.set_num_threads(1)
-BRIEF = {"nc_fscil": "nc_fscil:width=16,base_steps=3,steps=3", "orco": "orco:width=16,hidden=8,base_steps=3,steps=3"}
+BRIEF = {
+    "nc_fscil": "nc_fscil:width=16,base_epochs=3,steps=3",
+    "orco": "orco:width=16,hidden=8,least_steps=3,base_epochs=3,epochs=3",
+}
 
 
 def random(*shape, seed=0):
@@ -38,11 +41,11 @@ def learned(words, world, sessions=None):
 
 
 @pytest.mark.parametrize("lengths", [[1.0, 1.0, 1.0], [0.5, 1.0, 2.0]])
-def test_dot_regression_is_five_squared_distances_from_one_on_average(lengths):
+def test_dot_regression_is_five_squared_distances_of_the_dot_product_from_the_target_s_length_on_average(lengths):
     vectors, vertices = random(3, 4), F.normalize(random(3, 4, seed=1))
     slow = 0.0
     for vector, vertex, length in zip(vectors, vertices, lengths, strict=True):
-        slow += 10 * 0.5 * (float(vector @ (length * vertex)) / math.sqrt(float(vector @ vector)) - 1) ** 2 / 3
+        slow += 10 * 0.5 * (float(vector @ (length * vertex)) / math.sqrt(float(vector @ vector)) - length) ** 2 / 3
     assert float(dot_regression(vectors, vertices, torch.tensor(lengths))) == pytest.approx(slow)
 
 
@@ -57,7 +60,8 @@ def test_dot_regression_only_pulls_a_vector_along_its_own_vertex():
 
 def test_dot_regression_is_zero_on_the_vertices_whatever_the_length():
     vertices = geometry.random_simplex(5, 6, torch.Generator())
-    assert float(dot_regression(7 * vertices, vertices, torch.ones(5))) == pytest.approx(0, abs=1e-12)
+    for lengths in (torch.ones(5), torch.arange(1.0, 6.0)):
+        assert float(dot_regression(7 * vertices, vertices, lengths)) == pytest.approx(0, abs=1e-12)
 
 
 def test_rare_classes_have_longer_targets_and_balanced_ones_unit_targets():
@@ -78,7 +82,7 @@ def test_one_mean_a_class_is_all_that_is_remembered():
     method = learned(BRIEF["nc_fscil"], world)
     assert torch.equal(method.means[:BASE], world.sessions[0].mean)
     torch.testing.assert_close(method.means[BASE], world.sessions[1].features[:5].mean(0))
-    assert method.memory_bytes == 9 * 32 * 4
+    assert method.memory_bytes == 9 * 32 * 4 + 9 * 16 * 4
 
 
 def test_without_mixing_a_trained_neck_collapses_onto_the_vertices():
@@ -103,6 +107,28 @@ def test_means_of_earlier_novel_classes_are_repeated_where_asked():
     assert seen[1:] == [[1] * BASE + [5], [1] * BASE + [2, 5], [1] * BASE + [3, 3, 5]]
 
 
+@pytest.mark.parametrize("name", ["nc_fscil", "orco"])
+def test_the_base_session_is_as_long_as_the_authors_also_on_a_part_of_the_images(name, monkeypatch):
+    """Ten thousand images were counted, and the bank holds a few of them."""
+    seen: list[int] = []
+    home = f"concm.methods.{name}"
+    monkeypatch.setattr(f"{home}.descend", lambda weights, loss, rates, *_: seen.append(len(list(rates))))
+    base = replace(World.of().sessions[0], counts=torch.tensor([5000, 1000, 1000, 1000, 1000, 1000]))
+    method = choose(f"{name}:width=16,hidden=2").build(seed=0, device="cpu")
+    method.fit_base(base)
+    batch = {"nc_fscil": 120, "orco": 120}[name]
+    epochs = {"nc_fscil": 200, "orco": 10}[name]
+    assert seen == [epochs * math.ceil(10_000 / batch)]
+
+
+@pytest.mark.parametrize(("name", "hidden"), [("nc_fscil", 2.0), ("orco", 2048)])
+def test_the_short_form_for_a_cpu_is_a_preset_and_the_authors_form_the_default(name, hidden):
+    full, short = choose(name).settings, choose(f"{name}:short").settings
+    assert full.hidden == hidden
+    assert short.hidden < full.hidden
+    assert short.base_epochs < full.base_epochs
+
+
 def test_presets_have_the_authors_steps():
     for preset, steps in {"mini_imagenet": (100, 170, 8), "cub200": (105, 150, 10)}.items():
         settings = choose(f"nc_fscil:{preset}").settings
@@ -125,7 +151,7 @@ def test_the_targets_minimise_the_orthogonality_loss(count, width):
 
 
 def test_targets_that_there_is_room_for_are_nearly_orthogonal():
-    method = learned("orco:targets=100,hidden=8,base_steps=0", World.of(), 1)
+    method = learned("orco:targets=100,hidden=8,least_steps=0,base_epochs=0", World.of(), 1)
     cosines = (method.targets @ method.targets.T).fill_diagonal_(0)
     assert float(cosines.abs().max()) < 0.011
 
@@ -137,7 +163,7 @@ def test_the_orthogonality_loss_is_that_of_loops():
 
 
 def test_classes_take_the_free_targets_that_match_best_of_all_assignments():
-    method = learned("orco:targets=12,width=16,hidden=8,base_steps=0", World.of(), 1)
+    method = learned("orco:targets=12,width=16,hidden=8,least_steps=0,base_epochs=0", World.of(), 1)
     free, directions = method.targets[BASE:].clone(), F.normalize(random(3, 16).float())
     known = method.targets[:BASE].clone()
     best = max(itertools.permutations(range(6), 3), key=lambda to: float((directions * free[list(to)]).sum()))
@@ -158,7 +184,7 @@ def test_a_class_keeps_its_target_through_all_sessions():
 
 def test_every_session_begins_from_the_base_session_s_projector():
     world = World.of()
-    words = BRIEF["orco"].replace("base_steps=3,steps=3", "base_steps=3,steps=0")
+    words = BRIEF["orco"].replace("base_epochs=3,epochs=3", "base_epochs=3,epochs=0")
     before, after = (learned(words, world, count).scores(world.test) for count in (1, 3))
     torch.testing.assert_close(before, after[:, :BASE])
     moved = learned(BRIEF["orco"], world)
@@ -175,7 +201,7 @@ def test_the_first_images_of_a_base_class_and_all_shots_are_kept_with_their_view
     base = world.sessions[0]
     assert torch.equal(method.images[:5, 0], base.features[:5])
     assert torch.equal(method.images[:5, 1:], base.views[:5])
-    assert method.memory_bytes == 38 * 3 * 32 * 4
+    assert method.memory_bytes == 38 * 3 * 32 * 4 + 38 * 8 + 9 * 16 * 4
 
 
 def test_means_stand_for_the_targets_of_the_classes_in_a_batch():
@@ -200,6 +226,11 @@ def test_too_few_versions_come_again_and_too_many_are_left_out():
     assert torch.equal(versions(replace(session, views=None), 2), session.features[:, None].expand(-1, 2, -1))
 
 
+def test_a_copy_of_the_projector_is_counted_once():
+    method = learned(BRIEF["orco"], World.of())
+    assert method.parameter_count == sum(weight.numel() for weight in method.projector.parameters())
+
+
 def test_it_learns_without_views():
     world = World.of()
     bare = replace(world, sessions=tuple(replace(session, views=None) for session in world.sessions))
@@ -214,7 +245,7 @@ def test_no_seed_puts_classes_of_many_dimensions_in_one_place(seed):
     labels = torch.arange(30).repeat_interleave(10)
     features = torch.rand(30, 640, generator=generator)[labels] + 0.3 * torch.randn(300, 640, generator=generator)
     names = tuple(f"class {label}" for label in range(30))
-    method = choose("orco:hidden=64,base_steps=100").build(seed=seed, device="cpu")
+    method = choose("orco:hidden=64,least_steps=100").build(seed=seed, device="cpu")
     method.fit_base(BaseSession.of(Session(0, range(30), names, features.relu(), labels, None, total=60)))
     assert float((method.scores(features.relu()).argmax(1) == labels).double().mean()) > 0.95
 
@@ -257,7 +288,7 @@ def test_an_unknown_total_is_refused(name):
 
 def test_with_a_number_of_targets_the_total_need_not_be_known():
     base = replace(World.of().sessions[0], total=None)
-    choice = choose("orco:targets=20,hidden=8,base_steps=1")
+    choice = choose("orco:targets=20,hidden=8,least_steps=1")
     assert TOTAL not in choice.settings.needs
     assert TOTAL in choose("orco").settings.needs
     method = choice.build(seed=0, device="cpu")

@@ -369,3 +369,22 @@ def test_a_file_may_be_called_almost_like_a_method(tmp_path, monkeypatch, name):
 def test_a_mistyped_method_with_settings_has_a_hint():
     with pytest.raises(Misuse, match="did you mean concm"):
         choose("conmc:published")
+
+
+def test_departures_are_the_paragraph_that_begins_with_here(tmp_path, monkeypatch):
+    text = (
+        '"""A method. It is not Here: that they begin.\\n\\nHere: it is\\nsomewhat shorter.\\n\\nAnd more."""\n'
+        "from concm.methods.ncm import NCM\n\n\nclass Own(NCM):\n    pass\n"
+    )
+    (tmp_path / "own.py").write_text(text)
+    assert choose(f"{tmp_path / 'own.py'}:Own").entry.departures == "it is somewhat shorter."
+    assert choose("teen").entry.departures.startswith("only the calibration;")
+    assert choose("ncm").entry.departures == ""
+
+
+def test_a_method_may_be_meant_for_some_scenarios_only():
+    entry = choose("pa").entry
+    assert entry.meant_for("cub200")
+    assert entry.meant_for("cub200-validation")
+    assert not entry.meant_for("cifar100")
+    assert choose("teen").entry.meant_for("cifar100")

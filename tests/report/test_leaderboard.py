@@ -11,13 +11,14 @@ from PIL import Image
 from concm.evaluation.results import ClassMeans, Curve, Cut
 from concm.evaluation.statistics import Printed, Row, Table
 from concm.methods.closer import SpreadAndCloseness
+from concm.methods.registry import known
 from concm.records import to_json
 from concm.report import leaderboard
 from concm.training.recipe import Recipe
 from tests.support.tiny import call, sentence
 
 
-def row(method: str, ahm: float, fa: float = 50.0, above: float | None = 0.0) -> Row:
+def row(method: str, ahm: float, fa: float = 50.0, above: float | None = 0.0, by_draw: dict | None = None) -> Row:
     return Row(
         method=method,
         ahm=ahm,
@@ -40,6 +41,7 @@ def row(method: str, ahm: float, fa: float = 50.0, above: float | None = 0.0) ->
         runs=5,
         device="cpu",
         above_curve=above,
+        by_draw=by_draw or {},
     )
 
 
@@ -80,17 +82,74 @@ def under(page: list[str], title: str) -> list[str]:
 
 
 def test_rows_are_ordered_by_harmonic_mean(page):
-    names = [line.split("`")[1] for line in under(page, "On one shared, frozen backbone") if line.startswith("| `")]
-    assert names == ["concm", "orco", "teen", "ncm"]
+    lines = [line for line in under(page, "On one shared, frozen backbone") if line.startswith("| ") and "`" in line]
+    assert [line.split("`")[1] for line in lines] == ["concm", "orco", "teen", "ncm"]
+
+
+def test_every_session_is_in_a_table_of_its_own(page):
+    cells = line(under(page, "By session"), "| `teen`").split(" | ")
+    assert cells[1:] == ["80.00", *["50.00"] * 8, "51.00 |"]
+
+
+def test_papers_and_code_are_linked(page):
+    cells = line(under(page, "What each method is, needs and leaves out"), "| `orco`").split(" | ")
+    assert cells[1:3] == [
+        "[CVPR 2024](https://arxiv.org/abs/2403.18550)",
+        "[code](https://github.com/noorahmedds/OrCo)",
+    ]
+
+
+def test_departures_stand_below_the_table_and_no_cell_is_long(page):
+    said = under(page, "What each method is, needs and leaves out")
+    assert line(said, "- `teen`: ") == f"- `teen`: {known('teen').entry.departures}"
+    rows = [words for words in page if words.startswith("| ")]
+    assert max(len(cell) for words in rows for cell in words.split(" | ")) < 140
+
+
+def test_figures_of_other_papers_say_where_they_were_read_and_pretrained_ones_stand_apart():
+    found = leaderboard.page(replace(SHARED, scenario="cifar100"), [], "x.png").splitlines()
+    assert "| [TCSVT 2025](https://arxiv.org/abs/2503.21258) |" in line(under(found, "Published elsewhere"), "| BiAG")
+    apart = under(found, "Published with a pre-trained backbone")
+    assert line(apart, "| PriViLege").split(" | ")[3:5] == ["90.88", "86.06"]
+    assert not [words for words in under(found, "Published elsewhere") if "PriViLege" in words]
+
+
+def test_a_method_for_other_data_stands_apart_from_the_ranking():
+    own = table(row("pa", 20.0), row("ncm", 23.0), recipe={**CLOSER, "method": "pa"})
+    found = under(leaderboard.page(SHARED, [own], "x.png").splitlines(), "Methods with a base session of their own")
+    place = next(at for at, words in enumerate(found) if words.startswith("Apart from that"))
+    assert [at > place for at, words in enumerate(found) if words.startswith("| `pa`")] == [True]
 
 
 @pytest.mark.promise
 def test_who_is_better_than_concm_is_said_as_plainly_as_who_is_not(page):
     said = under(page, leaderboard.AGAINST)
     assert line(said, "- **AHM") == (
-        "- **AHM 61.00**; no method above it; not above it: `orco` −3.00, `teen` −10.00, `ncm` −12.00."
+        "- **AHM 61.00**; no method above it; no method ties with it; "
+        "below it: `orco` −3.00, `teen` −10.00, `ncm` −12.00."
     )
-    assert line(said, "- **FA") == "- **FA 60.00**; above it: `teen` +0.50; not above it: `orco` −8.00, `ncm` −10.00."
+    assert line(said, "- **FA") == (
+        "- **FA 60.00**; above it: `teen` +0.50; no method ties with it; below it: `orco` −8.00, `ncm` −10.00."
+    )
+
+
+@pytest.mark.promise
+def test_a_tie_is_called_a_tie_and_shares_the_rank():
+    ours = row("concm", 61.0, by_draw={"draw": [0.0, 1.0, 2.0], "ahm": [60.0, 61.0, 62.0]})
+    near = row("teen", 60.8, by_draw={"draw": [0.0, 1.0, 2.0], "ahm": [60.1, 60.5, 61.8]})
+    far = row("ncm", 50.0, by_draw={"draw": [0.0, 1.0, 2.0], "ahm": [49.0, 50.0, 51.0]})
+    found = leaderboard.page(table(ours, near, far), [], "x.png").splitlines()
+    said = line(under(found, leaderboard.AGAINST), "- **AHM")
+    assert (
+        "no method above it; ties with it: `teen` −0.20 (−0.95 to +0.55); below it: `ncm` −11.00 (−11.00 to −11.00)"
+        in said
+    )
+    ranked = [words.split(" | ") for words in under(found, "On one shared, frozen backbone") if "`" in words]
+    assert [(cells[0].strip("| "), cells[1]) for cells in ranked if cells[0].startswith("|")] == [
+        ("1", "`concm`"),
+        ("1", "`teen`"),
+        ("3", "`ncm`"),
+    ]
 
 
 def test_references_do_not_count_as_better():
@@ -99,35 +158,45 @@ def test_references_do_not_count_as_better():
     assert "`joint`" not in "".join(said)
 
 
-def test_far_from_the_paper_without_words_is_not_reproduced(page):
-    papers = under(page, "Beside their papers")
-    assert line(papers, "| `teen`") == "| `teen` | +13.3 | +10.5 | not reproduced |"
-    assert line(papers, "| `orco`") == "| `orco` | +0.9 | +2.0 | within 3 points of AHM |"
-
-
-def test_words_take_its_place(monkeypatch):
+@pytest.mark.promise
+def test_the_verdict_is_computed_session_by_session_and_no_words_take_its_place(monkeypatch):
     monkeypatch.setattr(leaderboard, "remarks", lambda scenario: {"teen": "another backbone"})
-    papers = under(leaderboard.page(SHARED, [], "x.png").splitlines(), "Beside their papers")
-    assert line(papers, "| `teen`").endswith("| another backbone |")
+    away = replace(row("teen", 51.0, 60.5), hm=[53.0] * 4 + [46.0] * 4)
+    papers = under(
+        leaderboard.page(table(away, row("orco", 58.0, 52.0)), [], "x.png").splitlines(), "Beside their papers"
+    )
+    assert line(papers, "| `teen`") == "| `teen` | 3.54 | +13.3 | +10.5 | +20.0 | −10.0 | not reproduced |"
+    assert line(papers, "| `orco`").endswith("| reproduced within 3 points RMS |")
+    assert line(papers, "- `teen`") == "- `teen`: another backbone."
+
+
+def test_this_library_s_engine_is_never_called_a_reproduction(page):
+    assert line(under(page, "Beside their papers"), "| `concm`").endswith("| not the published form |")
+
+
+def test_the_published_form_is_judged_too_and_other_variants_are_not():
+    rows = (row("concm:published", 59.0), row("concm:alpha=0.5", 59.0), row("ncm", 49.0))
+    papers = under(leaderboard.page(table(*rows), [], "x.png").splitlines(), "Beside their papers")
+    assert line(papers, "| `concm:published`").endswith("| reproduced within 3 points RMS |")
+    assert not [words for words in papers if "alpha" in words]
 
 
 def test_a_method_with_its_own_base_session_stands_beside_others_on_its_features(page):
     cells = line(under(page, "Methods with a base session of their own"), "| `closer`").split(" | ")
     assert cells[1] == "100 epochs (epochs 100 for 200)"
-    assert cells[11:13] == ["47.00", "55.00"]
-    assert cells[13].startswith("42.5 / 50.0")
+    assert cells[6:8] == ["47.00", "55.00 |"]
 
 
 def test_what_was_not_run_there_is_said(page):
     own = table(row("closer", 47.0), row("ncm", 47.0), recipe=CLOSER)
     found = leaderboard.page(SHARED, [own], "x.png").splitlines()
-    assert line(under(found, "Methods with a base session of their own"), "| `closer`").split(" | ")[12] == "not run"
+    assert line(under(found, "Methods with a base session of their own"), "| `closer`").split(" | ")[7] == "not run |"
 
 
 def test_methods_that_train_the_backbone_have_a_table_with_their_control():
     tuned = table(row("icarl", 30.0), row("ncm", 49.0))
     found = under(leaderboard.page(SHARED, [tuned], "x.png").splitlines(), "Methods that go on training the backbone")
-    assert [line.split("`")[1] for line in found if line.startswith("| `")] == ["ncm", "icarl"]
+    assert [line.split("`")[1] for line in found if line.startswith("| ") and "`" in line] == ["ncm", "icarl"]
 
 
 def test_one_that_trains_the_same_backbone_further_counts_among_the_others():
@@ -135,7 +204,7 @@ def test_one_that_trains_the_same_backbone_further_counts_among_the_others():
     elsewhere = table(row("icarl", 64.0), row("ncm", 49.0), weights="other")
     found = leaderboard.page(SHARED, [tuned, elsewhere], "x.png").splitlines()
     said = line(under(found, leaderboard.AGAINST), "- **AHM")
-    assert said.startswith("- **AHM 61.00**; above it: `lcwof` +2.00; not above it: `orco`")
+    assert said.startswith("- **AHM 61.00**; above it: `lcwof` +2.00; no method ties with it; below it: `orco`")
 
 
 def test_where_concm_is_not_ahead_on_a_method_s_own_features_is_said():
@@ -145,7 +214,7 @@ def test_where_concm_is_not_ahead_on_a_method_s_own_features_is_said():
 
 
 def test_no_cell_is_empty(page):
-    rows = [line for line in page if line.startswith("| `")]
+    rows = [line for line in page if line.startswith("| ")]
     assert all(cell.strip() for line in rows for cell in line.strip("|").split(" | "))
 
 
@@ -170,7 +239,7 @@ def test_a_table_of_a_plain_backbone_is_a_control():
     found = under(leaderboard.page(SHARED, [plain], "x.png").splitlines(), "Methods with a base session of their own")
     cells = line(found, "| `ncm`").split(" | ")
     assert cells[1] == "ours: epochs 60, turned 0.0"
-    assert cells[11:13] == ["30.00", "40.00"]
+    assert cells[6:8] == ["30.00", "40.00 |"]
 
 
 def test_without_a_height_above_the_curve_nothing_is_said_of_it():
@@ -178,7 +247,7 @@ def test_without_a_height_above_the_curve_nothing_is_said_of_it():
     assert "height" not in "".join(leaderboard.page(shared, [], "x.png").splitlines())
 
 
-@pytest.mark.parametrize("change", [{"scenario": "elsewhere"}, {"draws": 3}, {"cut": Cut(60, 5, 1, 8)}])
+@pytest.mark.parametrize("change", [{"scenario": "elsewhere"}, {"cut": Cut(60, 5, 1, 8)}])
 def test_a_table_of_something_else_does_not_stand_beside(change, tmp_path, capsys):
     replace(OWN, **{"scenario": "cifar100", **change}).save(tmp_path / "x.json")
     assert call("bench", "--leaderboard", tmp_path / "x.md", "--beside", tmp_path / "x.json") == 1

@@ -27,6 +27,8 @@ def bench(
     sessions: int | None = None,
     out: Path = Path("runs/bench"),
     json: Path | None = None,
+    csv: Path | None = None,
+    latex: Path | None = None,
     figure: Path | None = None,
     leaderboard: Path | None = None,
     beside: list[Path] | None = None,
@@ -64,6 +66,10 @@ def bench(
         The folder for the result files, one for each run; runs that are finished there are not repeated.
     json
         Also write the table, as JSON.
+    csv
+        Also write every run on a line of its own, as CSV.
+    latex
+        Also write the table by session as LaTeX (booktabs), with the published rows above it.
     figure
         The picture; by default bench.png beside the results.
     leaderboard
@@ -79,6 +85,7 @@ def bench(
     from concm.evaluation.controls import METHODS
     from concm.evaluation.statistics import Table
     from concm.evaluation.workers import cores
+    from concm.files import write_whole
     from concm.methods import choose, entries
     from concm.report import bench as report
     from concm.report import figures
@@ -92,8 +99,12 @@ def bench(
         raise Misuse("`beside` goes with `leaderboard`, the page that shows those tables")
     source = BankSource(scenario, bank, way, shot, sessions)
     loaded = source.bank()
-    others = [_comparable(Table.load(path), path, loaded, draws) for path in beside or []]
-    every = [name for name in entries() if unfit(choose(name), loaded) is None]
+    others = [_comparable(Table.load(path), path, loaded) for path in beside or []]
+    every = [
+        name
+        for name, entry in entries().items()
+        if entry.meant_for(loaded.scenario.name) and unfit(choose(name), loaded) is None
+    ]
     asked = [name for word in method or ["concm"] for name in (every if word == "all" else [word])]
     for name in asked:
         if why := unfit(choose(name), loaded):
@@ -111,6 +122,11 @@ def bench(
     if json is not None:
         table.save(json)
         written.append(json)
+    shown = report.BenchTable(table, results)
+    for file, text in ((csv, shown.to_csv), (latex, shown.to_latex)):
+        if file is not None:
+            write_whole(file, text().encode())
+            written.append(file)
     if leaderboard is not None:
         from concm.report.leaderboard import write
 
@@ -118,10 +134,10 @@ def bench(
     say(f"wrote {' and '.join(map(str, written))}; one result file for each run in {out}")
 
 
-def _comparable(table: Table, path: Path, bank: Bank, draws: int) -> Table:
+def _comparable(table: Table, path: Path, bank: Bank) -> Table:
     """The table, if it can stand beside the one that is about to be made."""
-    if not table.comparable(bank, draws):
-        raise ConcmError(f"{path} cannot stand beside this: it has another scenario, cut or number of draws")
+    if not table.comparable(bank):
+        raise ConcmError(f"{path} cannot stand beside this: it has another scenario or cut")
     return table
 
 

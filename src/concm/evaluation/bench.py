@@ -130,7 +130,8 @@ def run_in_memory(
     choices = [choice_of(given) for given in methods]
     labels = [choice.label for choice in choices]
     if twice := [label for at, label in enumerate(labels) if label in labels[:at]]:
-        raise Misuse(f"method {twice[0]!r} is given twice")
+        way_out = "" if isinstance(methods[labels.index(twice[0])], str) else ": give each object a `label` of its own"
+        raise Misuse(f"method {twice[0]!r} is given twice{way_out}")
     for choice in choices:
         if why := unfit(choice, bank):
             raise Misuse(why)

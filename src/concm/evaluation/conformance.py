@@ -95,6 +95,18 @@ def uneven_and_small_sessions_are_learned(choice: Choice) -> None:
         _need(right >= 0.6, f"with {seen} classes known, {100 * right:.0f} % of easy images get their label")
 
 
+def each_image_is_scored_by_itself(choice: Choice) -> None:
+    """What an image scores does not depend on the other images that are scored with it."""
+    world = World.of(choice=choice)
+    method = _last(choice, world)
+    together = method.scores(world.test)
+    scale = float(together.abs().max())
+    for at in range(0, len(world.test), 17):
+        alone = method.scores(world.test[at : at + 1])
+        same = torch.allclose(alone, together[at : at + 1], rtol=1e-3, atol=1e-3 * scale)
+        _need(same, f"image {at} scores otherwise beside others than alone")
+
+
 def the_same_seed_gives_the_same_result(choice: Choice) -> None:
     """Two runs with the same seed agree bit for bit."""
     world = World.of(choice=choice)
@@ -229,11 +241,31 @@ def memory_is_reported(choice: Choice) -> None:
         before = method.memory_bytes
 
 
+def memory_is_all_that_the_state_holds(choice: Choice) -> None:
+    """Every tensor of the state counts as memory or as parameters, but for a copy of the backbone or of a network."""
+    method = _last(choice, World.of(choice=choice))
+    free = (*getattr(method, "copies", ()), *(("network",) if PICTURES in choice.needs else ()))
+    uncounted = ("generator", "_extra_state", *(f"{name}." for name in free))
+    held = {name: value for name, value in method.state_dict().items() if not name.startswith(uncounted)}
+    total = sum(value.numel() * value.element_size() for value in held.values())
+    declared = method.memory_bytes + 4 * method.parameter_count
+    largest = sorted(held, key=lambda name: -held[name].numel())[:3]
+    _need(
+        total <= declared + SLACK,
+        f"the state has {total:,} bytes, memory and parameters account for {declared:,}: count all of "
+        f"{', '.join(largest)}",
+    )
+
+
+SLACK = 1024
+"""Bytes of labels and the like that need not be counted."""
+
 CHECKS: tuple[Callable[[Choice], None], ...] = (
     scores_grow_with_the_classes,
     old_classes_keep_their_index,
     every_class_can_be_predicted,
     uneven_and_small_sessions_are_learned,
+    each_image_is_scored_by_itself,
     the_same_seed_gives_the_same_result,
     the_world_is_left_alone,
     state_goes_through_disk_bit_for_bit,
@@ -241,6 +273,7 @@ CHECKS: tuple[Callable[[Choice], None], ...] = (
     it_keeps_no_image_that_it_does_not_declare,
     it_sees_no_test_data,
     memory_is_reported,
+    memory_is_all_that_the_state_holds,
 )
 
 

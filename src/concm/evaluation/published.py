@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.resources import files
@@ -46,6 +47,33 @@ class Table:
     note: str
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """Accuracy after the base session and after the last one, as another paper prints it; apart if `pretrained`."""
+
+    method: str
+    paper: str
+    first: float | None
+    last: float
+    source: str
+    checked: str
+    backbone: str = ""
+    pretrained: bool = False
+    note: str = ""
+
+
+def elsewhere(scenario: str) -> list[Elsewhere]:
+    """Published figures of methods that the ConCM paper does not compare with, and where they were read."""
+    data = tomllib.loads((files("concm.evaluation") / "elsewhere.toml").read_text(encoding="utf-8"))
+    known = {item.name for item in fields(Elsewhere)}
+    found = []
+    for row in data["row"]:
+        if scenario in row:
+            about = {key: value for key, value in row.items() if key in known}
+            found.append(Elsewhere(**about, first=row[scenario].get("first"), last=row[scenario]["last"]))
+    return found
+
+
 @cache
 def tables() -> tuple[Table, ...]:
     """All tables, in the order of the paper."""
@@ -73,6 +101,26 @@ def beside(scenario: Scenario) -> list[Row]:
     printed = load_scenario(scenario.name)
     same = all(getattr(scenario, name) == getattr(printed, name) for name in ("keys", "base", "way", "shot"))
     return rows(scenario.name) if same else []
+
+
+def implied(hm: float, fa: float, share: float) -> tuple[float, float] | None:
+    """Base and novel accuracy that give this harmonic mean and this accuracy, if a `share` of test images is of base
+    classes; of two solutions the one with the higher base accuracy, and none where there is no solution.
+    """
+    # novel = (fa − share·base) / (1 − share), put into hm·(base + novel) = 2·base·novel
+    square, linear, constant = 2 * share, hm * (1 - 2 * share) - 2 * fa, hm * fa
+    under = linear**2 - 4 * square * constant
+    if under < 0 or share in (0, 1):
+        return None
+    base = (-linear + math.sqrt(under)) / (2 * square)
+    return base, (fa - share * base) / (1 - share)
+
+
+def distance(hm: Sequence[float], printed: Sequence[float]) -> float | None:
+    """Root mean square of the differences session by session; none where sessions are not the same."""
+    if not hm or len(hm) != len(printed):
+        return None
+    return math.sqrt(sum((one - other) ** 2 for one, other in zip(hm, printed, strict=True)) / len(hm))
 
 
 def _table(data: dict[str, Any]) -> Table:

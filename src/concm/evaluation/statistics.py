@@ -34,12 +34,31 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return float(np.mean(values)) - half, float(np.mean(values)) + half
 
 
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation of a sample (n − 1); zero for a single value, of which nothing is known."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how much one row lies above another on the same draws: the mean, and its 95 % interval over the draws."""
+
+    mean: float
+    interval: tuple[float, float] | None
+
+    @property
+    def tie(self) -> bool:
+        """Whether the interval contains no difference at all, or none is known because there is a single draw."""
+        return self.interval is None or self.interval[0] <= 0 <= self.interval[1]
+
+
 @dataclass(frozen=True)
 class Row:
-    """One method's row: means over its runs, standard deviations of what is compared, and figures by session.
+    """One method's row: means over its runs, deviations (of a sample) of what is compared, and figures by session.
 
     `above_curve` are points of novel accuracy over the control's curve on the same shots, at the row's own base
-    accuracy, with the 95 % interval of their mean over the draws. `by_draw` has AHM, FA and those points draw by draw.
+    accuracy, with the 95 % interval of their mean over the draws. `by_draw` has AHM, FA and those points draw by draw,
+    and which draws they are.
     """
 
     method: str
@@ -79,7 +98,7 @@ class Row:
             return None if getattr(summaries[0], name) is None else mean(name)
 
         def spread(name: str) -> float:
-            return float(np.std(_by_draw([getattr(entry, name) for entry in summaries], draws)))
+            return deviation(_by_draw([getattr(entry, name) for entry in summaries], draws))
 
         def by_session(name: str) -> list[float]:
             return [float(np.mean([getattr(run[at], name) for run in sessions])) for at in range(len(sessions[0]))]
@@ -106,10 +125,47 @@ class Row:
             above_curve=float(np.mean(above)) if above else None,
             above_interval=interval(above),
             by_draw={
+                "draw": [float(draw) for draw in dict.fromkeys(draws)],
                 **{name: _by_draw([getattr(entry, name) for entry in summaries], draws) for name in ("ahm", "fa")},
                 **({"above_curve": above} if above else {}),
             },
         )
+
+
+def difference(row: Row, other: Row, name: str) -> Difference | None:
+    """How far a row's `name` (ahm, fa or above_curve) lies above another's, paired by draw; none where unknown.
+
+    Draws that only one of them has are left out.
+    """
+    one, two = (_named_draws(each, name) for each in (row, other))
+    shared = [draw for draw in one if draw in two]
+    if not shared:
+        return None
+    values = [one[draw] - two[draw] for draw in shared]
+    return Difference(float(np.mean(values)), interval(values))
+
+
+def _named_draws(row: Row, name: str) -> dict[float, float]:
+    """The values of each draw; older files do not say which draws they are, and began with the first."""
+    values = row.by_draw.get(name, [])
+    draws = row.by_draw.get("draw", []) if values else []
+    return dict(zip(draws or list(map(float, range(len(values)))), values, strict=True))
+
+
+def ranks(rows: Sequence[Row], name: str) -> dict[str, int]:
+    """The rank of each method by `name`, 1 for the best; one that ties with the first of a rank shares it.
+
+    A tie is a paired difference whose interval contains zero. Rows without values by draw tie with nobody.
+    """
+    found: dict[str, int] = {}
+    first: Row | None = None
+    for place, row in enumerate(sorted(rows, key=lambda row: -float(getattr(row, name))), 1):
+        apart = difference(first, row, name) if first is not None else None
+        if first is None or apart is None or not apart.tie:
+            first, found[row.method] = row, place
+        else:
+            found[row.method] = found[first.method]
+    return found
 
 
 def _above(results: Sequence[Result], control: Sequence[Result]) -> list[float]:
@@ -232,6 +288,6 @@ class Table:
                 f"{path} is no table of `concm bench --json`, or one of another version ({error})"
             ) from error
 
-    def comparable(self, bank: Bank, draws: int) -> bool:
-        """Whether it is of the same scenario, cut and number of draws as the bank's will be."""
-        return (self.scenario, self.cut, self.draws) == (bank.scenario.name, Cut.of(bank.scenario), draws)
+    def comparable(self, bank: Bank) -> bool:
+        """Whether it is of the same scenario and cut as the bank's will be; draws that both have are compared."""
+        return (self.scenario, self.cut) == (bank.scenario.name, Cut.of(bank.scenario))

@@ -5,6 +5,7 @@ its state and counts its memory. No method sees test data.
 """
 
 from concm.methods.base import Learner, Method, teach
+from concm.methods.entry import Entry
 from concm.methods.registry import (
     EXEMPLARS,
     NAMES,
@@ -13,7 +14,6 @@ from concm.methods.registry import (
     TOTAL,
     VIEWS,
     Choice,
-    Entry,
     choice_of,
     choose,
     entries,

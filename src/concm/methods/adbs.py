@@ -60,7 +60,9 @@ class ADBSSettings(Checked):
         return cls(steps=1)
 
 
-@method("adbs", title="ADBS: adaptive decision boundaries", paper="AAAI 2025")
+@method(
+    "adbs", title="ADBS: adaptive decision boundaries", paper="AAAI 2025", code="https://github.com/Yongzhang-Tan/ADBS"
+)
 class ADBS(Learner):
     """A cosine classifier with a margin for each class; old rows and margins never change."""
 

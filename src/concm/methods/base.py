@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
@@ -45,6 +46,11 @@ def teach(method: Method, session: Session) -> None:
         method.fit_base(session)
     else:
         method.learn(session)
+
+
+def steps_of(epochs: float, images: int, batch: int) -> int:
+    """Steps in which so many images are seen so many times."""
+    return round(epochs * math.ceil(images / batch))
 
 
 class Learner(Stateful):

@@ -11,7 +11,9 @@ Here: the shared backbone is the base model; the base session only trains a clas
 kept and whose rows are replaced by class means, as in the authors' code. Each session draws a few views of each picture
 (shifts and mirrors) and uses them throughout; batch statistics stay those of the base session, as in the authors' code;
 weight decay, which does next to nothing in so few steps, is left out. Layers before the last block are the same in both
-branches and are computed once.
+branches and are computed once. Norms with fixed statistics multiply a change of the weights before them by their gain
+over their deviation; where that is larger than in the backbones on which the paper's rate was tried, the block's rate
+is smaller by its square, or a single session would forget the base classes.
 """
 
 from __future__ import annotations
@@ -41,6 +43,12 @@ class BiDistSettings(Checked):
 
     iterations: int = setting(100, "Steps of each session (paper).", least=0)
     lr: float = setting(0.001, "Rate of the last block and the classifier (paper).", least=0)
+    amplification: float = setting(
+        6.0,
+        "Gain over deviation of the block's norms up to which that is the rate; beyond, it falls with the square "
+        "(chosen: that of the validation backbones, which the paper's rate does no harm).",
+        above=0,
+    )
     batch: int = setting(
         50,
         "Exemplars in a step, half of them of novel classes once there are some (authors' code); all new shots "
@@ -86,6 +94,7 @@ class Material(NamedTuple):
     "bidist",
     title="BiDist: two teachers mixed for each class, two branches and a gate",
     paper="CVPR 2023",
+    code="https://github.com/LinglanZhao/BiDistFSCIL",
     group="updates the backbone",
     needs=(PICTURES, f"{EXEMPLARS}: 1 picture per class"),
 )
@@ -138,10 +147,11 @@ class BiDist(PictureLearner):
         mixer = perceptron(self.base, settings.hidden, 1, self.generator)
         likeness = self.base_rows @ self.base_rows[: self.base].T
         every = self._material(shots, labels)
+        pace = settings.lr * min(1.0, settings.amplification / amplification(self.tuned)) ** 2
 
         def loss() -> Tensor:
             seen = self._batch(every, count)
-            feature = paced(self.tuned(seen.maps).mean((2, 3)), settings.lr)
+            feature = paced(self.tuned(seen.maps).mean((2, 3)), pace)
             new = self._scaled(feature, paced(rows, settings.lr))
             recognised = self._recognition_loss(new, seen.labels, count)
             share = self._share(mixer(likeness[seen.labels]), seen.labels)
@@ -238,6 +248,19 @@ class BiDist(PictureLearner):
         """Number of weights in the tuned block, both sets of rows and the gate, and the scale."""
         networks = (weight for network in (self.tuned, self.gate) for weight in network.parameters())
         return sum(weight.numel() for weight in networks) + self.base * self.dimension + self.rows.numel() + 1
+
+
+def amplification(block: nn.Module) -> float:
+    """The largest factor by which a block's norms multiply what enters them: the mean square of gain over deviation.
+
+    It is one for a block without any that keeps statistics.
+    """
+    factors = [
+        float((norm.weight.detach().square() / (norm.running_var + norm.eps)).mean().sqrt())
+        for norm in block.modules()
+        if isinstance(norm, nn.BatchNorm2d) and norm.running_var is not None and norm.weight is not None
+    ]
+    return max(factors, default=1.0)
 
 
 def perceptron(inputs: int, hidden: int, outputs: int, generator: torch.Generator) -> nn.Sequential:

@@ -5,7 +5,7 @@ are quasi-orthogonal; few-shot episodes over all base classes teach it that. The
 that the layer can be realigned: not at all (mode 1), to the signs of the prototypes (mode 2), or to prototypes that
 were nudged away from each other (mode 3).
 
-Here: episodes train the layer alone, for hundreds of steps instead of 70 000, and base means are over all images.
+Here: episodes train the layer alone, 1,500 of them instead of 70 000, and base means are over all images.
 """
 
 from __future__ import annotations
@@ -30,15 +30,19 @@ class CFSCILSettings(Checked):
     """The settings of C-FSCIL; the paper has the same values for mini-ImageNet and does not use CUB200."""
 
     mode: Literal[1, 2, 3] = setting(
-        3,
-        "How the layer is realigned: 1 not at all, 2 to bipolar prototypes, 3 to nudged ones (chosen of the "
-        "paper's three).",
+        2,
+        "How the layer is realigned: 1 not at all, 2 to bipolar prototypes, 3 to nudged ones (chosen of the paper's "
+        "three: the best on validation banks).",
     )
     width: int = setting(512, "Dimensions of the wide space (paper).", least=1)
     steepness: float = setting(10.0, "Steepness of the softabs that turns cosines into attention (paper).", above=0)
     shot: int = setting(5, "Images of each base class behind a prototype of an episode (authors' code).", least=1)
     queries: int = setting(2, "Images of each base class to be recognised in an episode (chosen: for speed).", least=1)
-    steps: int = setting(150, "Number of episodes (chosen: for speed; paper: 70 000).", least=0)
+    steps: int = setting(
+        1500,
+        "Number of episodes (chosen: a few hundred hardly train the layer and so flatter the method; paper: 70 000).",
+        least=0,
+    )
     lr: float = setting(
         0.01,
         "Rate in the episodes, divided by ten after 3/7 of them and again after 6/7 (authors' code: 30 000 of 70 000).",
@@ -90,7 +94,13 @@ class Hyperdimensional(Learner):
         raise NotImplementedError
 
 
-@method("c_fscil", title="C-FSCIL: constrained, hyperdimensional", paper="CVPR 2022")
+@method(
+    "c_fscil",
+    title="C-FSCIL: constrained, hyperdimensional",
+    paper="CVPR 2022",
+    link="https://arxiv.org/abs/2203.16588",
+    code="https://github.com/IBM/constrained-FSCIL",
+)
 class CFSCIL(Hyperdimensional):
     """Quasi-orthogonal prototypes by a sharp attention, realigned as the mode says."""
 

@@ -182,7 +182,13 @@ class Evolving(Learner):
         return F.cross_entropy(scale * self.attention(prototypes, queries, mask), labels)
 
 
-@method("cec", title="CEC: continually evolved classifiers", paper="CVPR 2021")
+@method(
+    "cec",
+    title="CEC: continually evolved classifiers",
+    paper="CVPR 2021",
+    link="https://arxiv.org/abs/2104.03047",
+    code="https://github.com/icoz69/CEC-CVPR2021",
+)
 class CEC(Evolving):
     """Episodes of some base classes and blurred copies of them."""
 

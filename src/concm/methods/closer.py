@@ -6,20 +6,21 @@ different classes that lie closer to each other can be told apart with what is l
 cross-entropy a contrast without labels, which spreads, and a reward for cosines between classes. Sessions add class
 means and train nothing.
 
-Here: every view is a scaled crop, where half of the authors' are shifts on CIFAR-100; colour shaking and grey stand for
-AutoAugment; and the rate falls along a cosine instead of in two steps.
+Here: views are the authors': on CIFAR-100 half of them are shifts and half scaled crops, and half of all go through
+AutoAugment; but shifts reflect the border where the authors' have black, moved pixels leave grey, and the rate falls
+along a cosine instead of in two steps.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concm.data import augment
+from concm.data import augment, policy
 from concm.engine.losses import supervised_contrast
 from concm.methods.ncm import NCM
 from concm.methods.registry import method
@@ -41,23 +42,31 @@ class CLOSERSettings(Checked):
     spread: float = setting(0.1, "Weight of the contrast without labels (authors' code).", least=0)
     closeness: float = setting(1.0, "Weight of the mean cosine between classes (authors' code).", least=0)
     scale_min: float = setting(0.25, "Smallest area of a view's crop (authors' code).", above=0, most=1)
-    jitter: float = setting(
-        0.4,
-        "Strength of changes in brightness, contrast and saturation of the views (chosen: ours; authors' code: "
-        "AutoAugment of half the views).",
-        least=0,
+    shifted: float = setting(
+        0.5, "Share of views that are shifts instead of crops (authors' code for CIFAR-100).", least=0, most=1
     )
-    grey: float = setting(0.2, "Share of views without colour (chosen: ours).", least=0, most=1)
+    policy: Literal["cifar", "imagenet", "none"] = setting("cifar", "Policy of AutoAugment (authors' code).")
+    augmented: float = setting(0.5, "Share of views that go through AutoAugment (authors' code).", least=0, most=1)
 
     @classmethod
     def mini_imagenet(cls) -> CLOSERSettings:
         """The settings published for mini-ImageNet."""
-        return cls(closeness=0.5, scale_min=0.08)
+        return cls(closeness=0.5, scale_min=0.08, shifted=0.0, policy="imagenet")
 
     @classmethod
     def cub200(cls) -> CLOSERSettings:
         """The settings published for CUB200."""
-        return cls(spread=0.01, closeness=1.5)
+        return cls(spread=0.01, closeness=1.5, shifted=0.0, policy="none")
+
+
+class View:
+    """Columns of the random numbers that a view uses beside those of a shift and a crop, which changes no colours."""
+
+    POLICY = slice(5, 10)
+    AUGMENTED, KIND = 10, 11
+
+
+POLICIES = {"cifar": policy.CIFAR, "imagenet": policy.IMAGENET}
 
 
 class SpreadAndCloseness(Objective):
@@ -72,11 +81,8 @@ class SpreadAndCloseness(Objective):
 
     def forward(self, pixels: Tensor, labels: Tensor, random: Tensor, first: int) -> dict[str, Tensor]:
         """Losses of one step."""
-        settings, size = self.settings, self.transform.size
-        crops = [
-            augment.strong(pixels, random[:, at], size, settings.scale_min, settings.jitter, settings.grey)
-            for at in range(self.draws)
-        ]
+        settings = self.settings
+        crops = [self.view(pixels, random[:, at]) for at in range(self.draws)]
         units = F.normalize(self.backbone(self.ready(torch.cat(crops))).float())
         scores = settings.scale * F.linear(units, F.normalize(self.head.weight)).float()
         recognised = F.cross_entropy(scores, labels.repeat(self.draws))
@@ -85,6 +91,17 @@ class SpreadAndCloseness(Objective):
         close = closeness(units, labels.repeat(self.draws), everything, gather(labels).repeat(self.draws))
         loss = recognised + settings.spread * spread - settings.closeness * close
         return {"cross_entropy": recognised, "spread": spread, "closeness": close, "loss": loss}
+
+    def view(self, pixels: Tensor, random: Tensor) -> Tensor:
+        """One view (n, 3, s, s) of each picture: a shift or a crop, with AutoAugment for some; random: (n, RANDOMS)."""
+        settings, size = self.settings, self.transform.size
+        crops = augment.strong(pixels, random, size, settings.scale_min, 0.0, 0.0)
+        shifted = (random[:, View.KIND] < settings.shifted).view(-1, 1, 1, 1)
+        images = torch.where(shifted, augment.weak(pixels, random, size), crops)
+        if settings.policy == "none":
+            return images
+        chosen = (random[:, View.AUGMENTED] < settings.augmented).view(-1, 1, 1, 1)
+        return torch.where(chosen, policy.auto(images, random[:, View.POLICY], POLICIES[settings.policy]), images)
 
     def _spread(self, units: Tensor, others: Tensor, pictures: Tensor) -> Tensor:
         """Contrast of each view with the others of its picture, against all of the global batch."""
@@ -114,6 +131,7 @@ def closeness(units: Tensor, labels: Tensor, others: Tensor, other_labels: Tenso
     "closer",
     title="CLOSER: a base session that spreads features and draws classes together",
     paper="ECCV 2024",
+    code="https://github.com/JungHunOh/CLOSER_ECCV2024",
     group="own base session",
     objective=SpreadAndCloseness,
 )

@@ -8,8 +8,18 @@ in the samples' noise, the scale of the cosines and the optimiser; `concm:publis
 from concm.engine.concm import Engine
 from concm.methods.registry import method
 
-method(
+
+@method(
     "concm",
     title="ConCM: consistency-driven calibration and matching",
     paper="ICLR 2026",
-)(Engine)
+    code="https://github.com/wire-wqz/ConCM",
+)
+class ConCMMethod(Engine):
+    """The engine, whose memory on the bench is all of its state: the structure and the word vectors too."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the engine keeps of the data, the targets of its structure, and its attributes' word vectors."""
+        words = 0 if self.calibrator is None else self.calibrator.get_buffer("vectors").nbytes
+        return super().memory_bytes + self.structure.nbytes + words

@@ -204,6 +204,8 @@ def interpolated(table: Tensor, uniform: Tensor) -> Tensor:
     "fact",
     title="FACT: a base session that keeps room for classes to come",
     paper="CVPR 2022",
+    link="https://arxiv.org/abs/2203.06953",
+    code="https://github.com/zhoudw-zdw/CVPR22-Fact",
     group="own base session",
     objective=ForwardCompatible,
 )

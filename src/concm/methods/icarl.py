@@ -64,6 +64,7 @@ class ICaRLSettings(Checked):
     "icarl",
     title="iCaRL: herded exemplars, distillation, nearest mean",
     paper="CVPR 2017",
+    link="https://arxiv.org/abs/1611.07725",
     group="updates the backbone",
 )
 class ICaRL(PictureLearner):

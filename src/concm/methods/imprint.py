@@ -56,7 +56,7 @@ class ImprintSettings(Checked):
     base: BaseTraining = setting(BaseTraining(), "Training of the base classifier.")
 
 
-@method("imprint", title="weight imprinting", paper="CVPR 2018")
+@method("imprint", title="weight imprinting", paper="CVPR 2018", link="https://arxiv.org/abs/1712.07136")
 class Imprint(Learner):
     """A cosine classifier with learned rows for the base classes and imprinted rows for the others."""
 

@@ -31,6 +31,8 @@ class JointSettings(Checked):
     "joint",
     title="joint training on all images seen",
     paper="reference",
+    link="https://arxiv.org/abs/2503.10003",
+    code="https://github.com/shiwonkim/Joint_FSCIL",
     group="reference",
     needs=(POOL, "exemplars: all images"),
 )

@@ -62,7 +62,13 @@ class LIMITSettings(Checked):
         return cls(lr=0.0019, period=0.5, decay=0.5)
 
 
-@method("limit", title="LIMIT: sampled multi-phase tasks", paper="TPAMI 2022")
+@method(
+    "limit",
+    title="LIMIT: sampled multi-phase tasks",
+    paper="TPAMI 2022",
+    link="https://arxiv.org/abs/2203.17030",
+    code="https://github.com/zhoudw-zdw/TPAMI-Limit",
+)
 class LIMIT(Evolving):
     """Tasks of all base classes, some of them known by one shot only."""
 

@@ -7,14 +7,12 @@ so that it adapts without growing. After the base session it is frozen, and one 
 shifts of all novel classes: it begins silent, is kept silent on base classes and loud on novel ones, and its
 parameters for both are driven apart.
 
-Here: state and inner channels are small enough for a CPU, with a norm after the scan and a layer back to the width of
-the simplex; the convolution before the scan is left out, so that a position's parameters are the same in all
-directions; the shortcut is linear for CIFAR-100 too, where the authors add the mean map itself. The second branch is
-added to vectors of the first that are scaled to one mean length, so that novel ones stay shorter than base ones, as in
-the authors' log. For CIFAR-100 it is trained at a lower rate, in half of the steps, and without averaging outputs of
-different samples: averaging keeps novel vectors from outgrowing base ones, and too many new pictures stay with base
-classes. The first branch stays frozen on CUB200 too; in the base session, pictures are mixed one by one and in even
-shares, and the rate falls along a cosine for all data.
+Here: there is a norm after the scan and a layer back to the width of the simplex; the convolution before the scan is
+left out, so that a position's parameters are the same in all directions; the shortcut is linear for CIFAR-100 too,
+where the authors add the mean map itself. The second branch is added to vectors of the first that are scaled to one
+mean length, that of the authors' log. The first branch stays frozen on CUB200 too; in the base session, pictures are
+mixed one by one and in even shares, and the rate falls along a cosine for all data. The preset `short` is for a CPU: a
+small branch, trained at a lower rate, in half of the steps, and without averaging outputs of different samples.
 """
 
 from __future__ import annotations
@@ -47,25 +45,20 @@ from concm.training.recipe import Schedule
 class MambaFSCILSettings(Checked):
     """The settings of the base session and of later ones, with the authors' values for CIFAR-100."""
 
-    PRESETS: ClassVar = ("mini_imagenet", "cub200")
+    PRESETS: ClassVar = ("mini_imagenet", "cub200", "short")
 
     width: int = setting(
-        512,
-        "Dimensions of the simplex (authors' code: 640, and 512 for mini-ImageNet); more if its vertices need more.",
+        640,
+        "Dimensions of the simplex (authors' code; 512 for mini-ImageNet); more if its vertices need more.",
         least=1,
     )
     inner: int = setting(
-        128,
-        "Channels of a branch, half of those of its hidden layer (chosen for a CPU; authors' code: the simplex's "
-        "dimensions).",
+        640,
+        "Channels of a branch, half of those of its hidden layer (authors' code: the simplex's dimensions).",
         least=1,
     )
-    state: int = setting(
-        8, "Numbers that the scan remembers of each channel (chosen for a CPU; authors' code: 256).", least=1
-    )
-    rank: int = setting(
-        8, "Rank of the step sizes Δ (chosen: Mamba's own, a sixteenth of the channels; authors' code: 256).", least=1
-    )
+    state: int = setting(256, "Numbers that the scan remembers of each channel (authors' code).", least=1)
+    rank: int = setting(256, "Rank of the step sizes Δ (authors' code).", least=1)
     scale_min: float = setting(0.6, "Smallest area of a crop in the base session (authors' code).", above=0, most=1)
     jitter: float = setting(
         0.4, "Strength of changes in brightness, contrast and saturation in the base session (authors' code)."
@@ -74,18 +67,13 @@ class MambaFSCILSettings(Checked):
         0.4, "Share of pictures blended with another in the base session (authors' code: Mixup).", least=0
     )
     pasted: float = setting(0.4, "Share of pictures with a part of another pasted in (authors' code: CutMix).", least=0)
-    steps: int = setting(
-        100, "Steps of the first session after the base session (chosen for a CPU; authors' code: 200).", least=0
-    )
+    steps: int = setting(200, "Steps of the first session after the base session (authors' code).", least=0)
     more_steps: int = setting(0, "Steps that each session has more than the one before (authors' code).", least=0)
     batch: int = setting(64, "Maps in a step of a session (authors' code).", least=1)
-    lr: float = setting(
-        0.05, "Peak rate of the sessions (chosen on held-out base classes, for `length`; authors' code: 0.25)."
-    )
+    lr: float = setting(0.25, "Peak rate of the sessions (authors' code).")
     length: float = setting(
-        2.0,
-        "Mean length of base classes' vectors to which the second branch is added (chosen on held-out base "
-        "classes; authors': 31).",
+        31.0,
+        "Mean length of base classes' vectors to which the second branch is added (that in the authors' log).",
         above=0,
     )
     shrink: float = setting(100.0, "Weight of the second branch's gate on base classes (authors' code).")
@@ -93,11 +81,7 @@ class MambaFSCILSettings(Checked):
     separate: float = setting(
         1e-3, "Weight of the likeness of the second branch's parameters for base and novel classes (authors' code)."
     )
-    mixing: float = setting(
-        0.0,
-        "Share of the steps that average outputs of different samples (chosen on held-out base classes; "
-        "authors': 0.75).",
-    )
+    mixing: float = setting(0.75, "Share of the steps that average outputs of different samples (authors' code).")
     lengths: bool = setting(
         True,
         "Give classes that are rare in the batch longer targets in sessions, and so more weight (authors' code).",
@@ -116,20 +100,30 @@ class MambaFSCILSettings(Checked):
 
     @classmethod
     def mini_imagenet(cls) -> MambaFSCILSettings:
-        """The authors' settings for mini-ImageNet (100 to 170 steps per session), except for rate and mixing."""
-        base: dict[str, Any] = {"scale_min": 0.08, "blended": 0.0, "pasted": 0.0}
-        losses: dict[str, Any] = {"grow": 0.0, "separate": 0.5, "copies": 10, "more_base": True}
-        return cls(**base, **losses, steps=100, more_steps=10, length=1.0)
+        """The authors' settings for mini-ImageNet (100 to 170 steps per session), except for mixing."""
+        base: dict[str, Any] = {"width": 512, "inner": 512, "scale_min": 0.08, "blended": 0.0, "pasted": 0.0}
+        losses: dict[str, Any] = {"grow": 0.0, "separate": 0.5, "mixing": 0.0, "copies": 10, "more_base": True}
+        return cls(**base, **losses, steps=100, more_steps=10, lr=0.01)
 
     @classmethod
     def cub200(cls) -> MambaFSCILSettings:
-        """The authors' settings for CUB200: 200 to 290 steps per session, with base means once in each.
-
-        Mixing is theirs too: without it, the gate would grow without bound under so large a `grow`.
-        """
-        base: dict[str, Any] = {"width": 1024, "scale_min": 0.08, "jitter": 0.3, "blended": 0.0, "pasted": 0.0}
+        """The authors' settings for CUB200: 200 to 290 steps per session, with base means once in each."""
+        base: dict[str, Any] = {
+            "width": 1024,
+            "inner": 1024,
+            "scale_min": 0.08,
+            "jitter": 0.3,
+            "blended": 0.0,
+            "pasted": 0.0,
+        }
         losses: dict[str, Any] = {"grow": 10.0, "mixing": 0.5, "lengths": False, "copies": 10}
-        return cls(**base, **losses, steps=200, more_steps=10, lr=0.05, length=1.0)
+        return cls(**base, **losses, more_steps=10, lr=0.05)
+
+    @classmethod
+    def short(cls) -> MambaFSCILSettings:
+        """For a CPU: a smaller branch, half of the steps; rate, length and mixing chosen on held-out base classes."""
+        small: dict[str, Any] = {"width": 512, "inner": 128, "state": 8, "rank": 8}
+        return cls(**small, steps=100, lr=0.05, length=2.0, mixing=0.0)
 
 
 class Response(NamedTuple):
@@ -311,6 +305,8 @@ def parts(features: Tensor) -> tuple[Tensor, ...]:
     "mamba_fscil",
     title="Mamba-FSCIL: a second selective scan beside a frozen one, onto a simplex of all classes to come",
     paper="arXiv 2024",
+    link="https://arxiv.org/abs/2407.06136",
+    code="https://github.com/xiaojieli0903/Mamba-FSCIL",
     group="own base session",
     needs=(TOTAL,),
     objective=OntoSimplex,
@@ -322,7 +318,7 @@ class MambaFSCIL(Learner):
     room = 0
     scale = 1.0
     values = (*Learner.values, "shape", "room", "scale")
-    kept = ("means",)
+    kept = ("means", "simplex")
 
     def __init__(self, settings: MambaFSCILSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(settings, seed=seed, device=device)

@@ -11,7 +11,7 @@ pooled features stand for maps.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from concm.engine import geometry
 from concm.engine.descent import SGD, descend, warmed_cosine
 from concm.errors import Misuse
 from concm.features.sessions import BaseSession, Session
-from concm.methods.base import Learner
+from concm.methods.base import Learner, steps_of
 from concm.methods.registry import TOTAL, method
 from concm.records import Checked, setting
 
@@ -30,21 +30,21 @@ from concm.records import Checked, setting
 class NCFSCILSettings(Checked):
     """The settings of NC-FSCIL, with the authors' values for CIFAR-100."""
 
-    PRESETS: ClassVar = ("mini_imagenet", "cub200")
+    PRESETS: ClassVar = ("mini_imagenet", "cub200", "short")
 
     width: int = setting(512, "Dimensions of the simplex (authors' code); more if its vertices need more.", least=1)
     hidden: float = setting(
-        1.0,
-        "Width of the neck's two hidden layers, in multiples of the feature dimension (chosen for a CPU; authors' "
-        "code: 2).",
+        2.0,
+        "Width of the neck's two hidden layers, in multiples of the feature dimension (authors' code).",
         least=0,
     )
-    base_steps: int = setting(
-        80, "Steps of the base session (chosen; the authors train the backbone with it, for 200 epochs).", least=0
+    base_epochs: float = setting(
+        200.0,
+        "Passes of the base session, counted over all base images, also where a bank holds a part of them (authors' "
+        "code, who train the backbone with it).",
+        least=0,
     )
-    base_batch: int = setting(
-        128, "Features in a step of the base session (chosen; authors' code: 512 images).", least=1
-    )
+    base_batch: int = setting(512, "Features in a step of the base session (authors' code).", least=1)
     base_lr: float = setting(0.25, "Peak rate of the base session (authors' code).")
     steps: int = setting(50, "Steps of the first session after the base session (authors' code).", least=0)
     more_steps: int = setting(
@@ -65,12 +65,18 @@ class NCFSCILSettings(Checked):
     @classmethod
     def mini_imagenet(cls) -> NCFSCILSettings:
         """The authors' settings for mini-ImageNet: 100 to 170 steps per session."""
-        return cls(lr=0.025, steps=100, more_steps=10, mixing=0.0, lengths=False, repeated=True)
+        return cls(base_epochs=500, lr=0.025, steps=100, more_steps=10, mixing=0.0, lengths=False, repeated=True)
 
     @classmethod
     def cub200(cls) -> NCFSCILSettings:
         """The authors' settings for CUB200: 105 to 150 steps per session."""
-        return cls(base_lr=0.025, lr=0.05, steps=105, more_steps=5, mixing=0.0, lengths=False, repeated=True)
+        sessions: dict[str, Any] = {"lr": 0.05, "steps": 105, "more_steps": 5, "mixing": 0.0}
+        return cls(base_epochs=80, base_lr=0.025, lengths=False, repeated=True, **sessions)
+
+    @classmethod
+    def short(cls) -> NCFSCILSettings:
+        """For a CPU (chosen): half of the neck's width, and a twentieth of the base session."""
+        return cls(hidden=1.0, base_epochs=10)
 
 
 class Neck(nn.Module):
@@ -99,6 +105,8 @@ class Neck(nn.Module):
     "nc_fscil",
     title="NC-FSCIL: a neck regressed onto a simplex of all classes to come",
     paper="ICLR 2023",
+    link="https://arxiv.org/abs/2302.03004",
+    code="https://github.com/NeuralCollapseApplications/FSCIL",
     needs=(TOTAL,),
 )
 class NCFSCIL(Learner):
@@ -107,7 +115,7 @@ class NCFSCIL(Learner):
     settings = NCFSCILSettings()
     total = 0
     values = (*Learner.values, "total")
-    kept = ("means",)
+    kept = ("means", "simplex")
 
     def build(self) -> None:
         """Make the neck, as wide as the simplex needs."""
@@ -125,7 +133,9 @@ class NCFSCIL(Learner):
         self.simplex = geometry.random_simplex(self.total, width, self.generator).float()
         self.means = base.mean
         settings = self.settings
-        self._regress(base.features, base.labels, settings.base_steps, settings.base_batch, settings.base_lr)
+        batch = min(settings.base_batch, len(base.features))
+        steps = steps_of(settings.base_epochs, int(base.counts.sum()), batch)
+        self._regress(base.features, base.labels, steps, batch, settings.base_lr)
 
     def learn(self, session: Session) -> None:
         """Go on training the neck, by regressing the shots and the means of all earlier classes onto their vertices."""
@@ -183,8 +193,8 @@ class NCFSCIL(Learner):
 
 
 def dot_regression(vectors: Tensor, vertices: Tensor, lengths: Tensor) -> Tensor:
-    """Ten times L_DR: least where unit vectors (n, d) have a dot product of one with vertices of these lengths (n,)."""
-    return 5 * (lengths * (F.normalize(vectors) * vertices).sum(1) - 1).square().mean()
+    """Ten times L_DR of vectors (n, d) to vertices of lengths l (n,), (l·cos − l)²: longer targets count l² times."""
+    return 5 * (lengths * ((F.normalize(vectors) * vertices).sum(1) - 1)).square().mean()
 
 
 def balance(labels: Tensor) -> Tensor:

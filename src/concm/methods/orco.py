@@ -25,7 +25,7 @@ from concm.engine.descent import SGD, descend, warmed_cosine
 from concm.engine.losses import supervised_contrast
 from concm.errors import Misuse
 from concm.features.sessions import BaseSession, Session
-from concm.methods.base import Learner
+from concm.methods.base import Learner, steps_of
 from concm.methods.registry import EXEMPLARS, TOTAL, VIEWS, method
 from concm.records import Checked, setting
 
@@ -34,7 +34,7 @@ from concm.records import Checked, setting
 class OrCoSettings(Checked):
     """The settings of OrCo, with the authors' values for CIFAR-100."""
 
-    PRESETS: ClassVar = ("mini_imagenet", "cub200")
+    PRESETS: ClassVar = ("mini_imagenet", "cub200", "short")
 
     targets: int | None = setting(
         None,
@@ -44,22 +44,22 @@ class OrCoSettings(Checked):
     width: int = setting(
         128, "Dimensions of the projector's output and its targets (authors' code); more if these need more.", least=1
     )
-    hidden: int = setting(512, "Hidden units of the projector (chosen for a CPU; authors' code: 2048).", least=1)
+    hidden: int = setting(2048, "Hidden units of the projector (authors' code).", least=1)
     exemplars: int = setting(5, "Images kept of each base class, the first ones (authors' code).", least=1)
     perturbation: float = setting(9e-5, "Largest noise in a target's coordinates (authors' code).", least=0)
     temperature: float = setting(0.07, "Temperature of the contrast (authors' code).", above=0)
     novel_weight: float = setting(0.5, "Weight of the cross-entropy of novel samples in sessions (authors' code).")
     base_weight: float = setting(0.0, "Weight of the cross-entropy of base samples in sessions (authors' code).")
-    base_steps: int = setting(
-        235,
-        "Steps of the base session (chosen: a tenth of the authors', which are 10 epochs of 30 000 images).",
+    base_epochs: float = setting(
+        10.0,
+        "Passes of the base session, counted over all base images, also where a bank holds a part of them (authors' "
+        "code).",
         least=0,
     )
+    least_steps: int = setting(235, "Steps that a base session of few images has at least (chosen).", least=0)
     base_batch: int = setting(128, "Images in a step of the base session (authors' code).", least=1)
     base_lr: float = setting(0.25, "Peak rate of the base session (authors' code).")
-    steps: int = setting(
-        130, "Steps of each later session (chosen: a fifth of the authors', which are 100 epochs of 6 to 8).", least=0
-    )
+    epochs: float = setting(100.0, "Passes of each later session over the images kept (authors' code).", least=0)
     batch: int = setting(64, "Images in a step of a session (authors' code).", least=1)
     lr: float = setting(0.1, "Peak rate of the sessions (authors' code).")
     momentum: float = setting(0.9, "Momentum of SGD, and its dampening (authors' code).")
@@ -72,14 +72,19 @@ class OrCoSettings(Checked):
 
     @classmethod
     def mini_imagenet(cls) -> OrCoSettings:
-        """The authors' settings for mini-ImageNet, with steps shortened as in the defaults."""
+        """The authors' settings for mini-ImageNet."""
         return cls(perturbation=1e-2, base_lr=0.1)
 
     @classmethod
     def cub200(cls) -> OrCoSettings:
-        """The authors' settings for CUB200, with steps shortened as in the defaults."""
-        schedule: dict[str, Any] = {"base_lr": 0.025, "steps": 480, "batch": 32, "lr": 0.05}
+        """The authors' settings for CUB200."""
+        schedule: dict[str, Any] = {"base_epochs": 100, "base_lr": 0.025, "batch": 32, "lr": 0.05}
         return cls(targets=256, width=256, perturbation=1e-2, base_weight=0.6, **schedule)
+
+    @classmethod
+    def short(cls) -> OrCoSettings:
+        """For a CPU (chosen): a quarter of the width, a tenth of the base session and a fifth of the others."""
+        return cls(hidden=512, base_epochs=1, epochs=20)
 
 
 class OrCoProjector(nn.Module):
@@ -98,6 +103,8 @@ class OrCoProjector(nn.Module):
     "orco",
     title="OrCo: orthogonal targets, contrast with perturbed ones",
     paper="CVPR 2024",
+    link="https://arxiv.org/abs/2403.18550",
+    code="https://github.com/noorahmedds/OrCo",
 )
 class OrCo(Learner):
     """A projector to pseudo-targets; those of the classes seen come first, in the order of the classes."""
@@ -106,7 +113,7 @@ class OrCo(Learner):
     count = 0
     seen = 0
     values = (*Learner.values, "count", "seen")
-    kept = ("images",)
+    kept = ("images", "labels", "targets")
     copies = ("aligned",)
 
     def build(self) -> None:
@@ -128,7 +135,9 @@ class OrCo(Learner):
         self.images, self.labels = versions(base), base.labels
         with torch.no_grad():
             self._assign(class_directions(self.projector(base.features), base.labels))
-        self._align(settings.base_steps, settings.base_batch, settings.base_lr, (1.0, 0.0))
+        batch = min(settings.base_batch, len(self.labels))
+        steps = steps_of(settings.base_epochs, int(base.counts.sum()), batch)
+        self._align(max(steps, settings.least_steps), batch, settings.base_lr, (1.0, 0.0))
         self.aligned.load_state_dict(self.projector.state_dict())
         first = torch.cat([(base.labels == label).nonzero().flatten()[: settings.exemplars] for label in base.classes])
         self.images, self.labels = self.images[first], base.labels[first]
@@ -143,7 +152,8 @@ class OrCo(Learner):
         self.images = torch.cat([self.images, versions(session, self.images.shape[1])])
         self.labels = torch.cat([self.labels, session.labels])
         weights = settings.base_weight, settings.novel_weight
-        self._align(settings.steps, settings.batch, settings.lr, weights)
+        steps = steps_of(settings.epochs, len(self.labels), settings.batch)
+        self._align(steps, settings.batch, settings.lr, weights)
 
     def _find_room(self, session: Session) -> None:
         if session.classes.stop > self.count:

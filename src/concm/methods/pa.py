@@ -114,6 +114,7 @@ class ResidualPrototypes(Objective):
     "pa",
     title="PA: prototypes of species, residual prototypes of families",
     paper="ICLR 2025",
+    only=("cub200",),
     group="own base session",
     needs=(NAMES,),
     objective=ResidualPrototypes,

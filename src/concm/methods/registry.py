@@ -16,10 +16,11 @@ from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from concm.errors import Misuse, did_you_mean
 from concm.features.sessions import BaseSession, Session
+from concm.methods.entry import Entry, Group
 from concm.methods.variants import vary
 from concm.records import to_json
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from concm.training.objective import Objective
 
 AnySession = TypeVar("AnySession", bound=Session)
-Group = Literal["control", "shared backbone", "own base session", "updates the backbone", "reference"]
 
 NAMES, VIEWS, TOTAL, POOL = "class names", "views of the shots", "number of classes to come", "all training images"
 PICTURES = "pictures and a copy of the backbone"
@@ -38,23 +38,6 @@ One that needs pictures is also given pictures to score, (n, h, w, 3), instead o
 """
 EXEMPLARS = "exemplars"
 """What a method may need to keep: single images, or their features; their number follows after a colon."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A registered method; `settings` are its defaults, and `needs` is all that it uses beyond features and labels.
-
-    `objective` is what it minimises in a base session of its own, if it has one; it is made from a stage and settings.
-    """
-
-    name: str
-    title: str
-    paper: str
-    make: Callable[..., Method]
-    settings: Any
-    needs: tuple[str, ...]
-    group: Group = "shared backbone"
-    objective: type[Objective] | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +97,9 @@ def method(
     group: Group = "shared backbone",
     needs: tuple[str, ...] = (),
     objective: type[Objective] | None = None,
+    link: str = "",
+    code: str = "",
+    only: tuple[str, ...] = (),
 ) -> Callable[[Class], Class]:
     """Register a class as a method of the bench, by a decorator.
 
@@ -134,6 +120,10 @@ def method(
         What it uses beyond features and labels, unless its settings have a property `needs` that says so.
     objective
         What it minimises in a base session of its own.
+    link, code
+        Addresses of the paper and of its authors' code, for the leaderboard.
+    only
+        The scenarios in whose ranking it stands, if not in all.
 
     Examples
     --------
@@ -147,7 +137,9 @@ def method(
     def register(make: Class) -> Class:
         defaults = getattr(make, "settings", None)
         wanted = needs or tuple(getattr(defaults, "needs", ()))
-        _registered[name] = Entry(name, title, paper, make, defaults, wanted, group, objective)
+        _registered[name] = Entry(
+            name, title, paper, make, defaults, wanted, group, objective, link=link, code=code, only=only
+        )
         entries.cache_clear()
         return make
 

@@ -116,7 +116,7 @@ class Fantasies(Objective):
 
     schedule = Schedule(epochs=600, batch=128, lr=0.1, warmup=0, weight_decay=5e-4)
     draws = 3 + CROPS
-    later = ("test_views",)
+    later: ClassVar[tuple[str, ...]] = ("test_views",)
     settings: SAVCSettings
     queue: Tensor
     owners: Tensor
@@ -256,6 +256,8 @@ def mean_cosines(features: Tensor, prototypes: Tensor) -> Tensor:
     "savc",
     title="SAVC: turned pictures as fantasy classes, in a momentum contrast",
     paper="CVPR 2023",
+    link="https://arxiv.org/abs/2304.00426",
+    code="https://github.com/zysong0113/SAVC",
     group="own base session",
     objective=Fantasies,
 )

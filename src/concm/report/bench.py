@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from rich.table import Table as RichTable
 
-from concm.errors import at_least, at_most
+from concm.errors import Misuse, at_least, at_most
 from concm.evaluation.bench import run_in_memory
 from concm.evaluation.results import Result
-from concm.evaluation.statistics import CONTROL, Row, Table
+from concm.evaluation.statistics import CONTROL, Printed, Row, Table
 from concm.features.bank import Bank
 from concm.records import to_json
 from concm.report.tables import print_whole, say
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def bench(
-    methods: Sequence[Any],
+    methods: Any,
     bank: Bank | None = None,
     *,
     draws: int = 5,
@@ -40,7 +41,8 @@ def bench(
     ----------
     methods
         Methods by name (`"concm"`, `"concm:alpha=0.5"`, `"package.module:Class"`), as classes with the verbs
-        `fit_base`, `learn` and `scores`, or as objects, which are copied for every run.
+        `fit_base`, `learn` and `scores`, or as objects, which are copied for every run; one of them, or several in a
+        list. Two objects of one class are told apart by their attribute `label`.
     bank
         A feature bank; the CIFAR-100 bank that ships with concm unless given.
     draws
@@ -66,9 +68,13 @@ def bench(
     at_least(1, draws=draws, seeds=seeds)
     at_least(0, seed=seed)
     at_most(10_000, draws=draws, seeds=seeds)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise Misuse("`device=cuda`, but torch sees no GPU here; leave `device` out, or install torch for CUDA")
     chosen = Bank.bundled() if bank is None else bank
     lists = None if splits is None else Path(splits)
-    results = run_in_memory(methods, chosen, draws=draws, seeds=seeds, seed=seed, device=device, splits=lists)
+    single = isinstance(methods, str | type) or hasattr(methods, "fit_base")
+    asked = [methods] if single else list(methods)
+    results = run_in_memory(asked, chosen, draws=draws, seeds=seeds, seed=seed, device=device, splits=lists)
     return BenchTable(Table.of(chosen, results, 1 if lists else draws), results)
 
 
@@ -107,15 +113,21 @@ class BenchTable:
         return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
     def to_latex(self) -> str:
-        """The same as a LaTeX table in the style of the papers (booktabs)."""
-        heads = self._heads()
-        body = [
-            " & ".join(cell.replace("_", r"\_").replace(" ± ", r" $\pm$ ") for cell in self._cells(row))
-            for row in self.rows
-        ]
-        begin = rf"\begin{{tabular}}{{l{'c' * (len(heads) - 1)}}}"
-        lines = [begin, r"\toprule", " & ".join(heads) + r" \\", r"\midrule", *(f"{line} \\\\" for line in body)]
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+        """The same as a LaTeX table in the style of the papers (booktabs), below the published rows; best ones bold."""
+        count = self.table.cut.sessions
+        begin = rf"\begin{{tabular}}{{l{'c' * (count + 3)}}}"
+        over = rf" & Base & \multicolumn{{{count}}}{{c}}{{HM in each session}} & & \\"
+        heads = " & ".join(["Method", "Acc", *(str(at + 1) for at in range(count)), "AHM", "FA"])
+        printed = [_latex(_shown(entry), set()) for entry in self.table.published if len(entry.hm) == count]
+        own = [_latex(_measured(row), self._best(row)) for row in self.rows]
+        lines = [begin, r"\toprule", over, rf"\cmidrule(lr){{3-{count + 2}}}", rf"{heads} \\", r"\midrule"]
+        lines += [*printed, r"\midrule"] if printed else []
+        return "\n".join([*lines, *own, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+    def _best(self, row: Row) -> set[int]:
+        """The columns in which a row has the largest figure of the measured ones."""
+        columns = list(zip(*(_figures(one) for one in self.rows), strict=True))
+        return {at for at, value in enumerate(_figures(row)) if value == max(columns[at])}
 
     def to_csv(self) -> str:
         """Every run on a line of its own: method, draw, seed, figures by session, AHM and FA."""
@@ -153,6 +165,27 @@ class BenchTable:
     def _cells(self, row: Row) -> list[str]:
         spread = [f"{row.ahm:.2f} ± {row.ahm_std:.2f}", f"{row.fa:.2f} ± {row.fa_std:.2f}"]
         return [row.method, f"{row.base_acc:.2f}", *(f"{value:.1f}" for value in row.hm), *spread]
+
+
+def _figures(row: Row) -> list[float]:
+    return [row.base_acc, *row.hm, row.ahm, row.fa]
+
+
+def _measured(row: Row) -> list[str]:
+    spread = (f"{row.ahm:.2f} ± {row.ahm_std:.2f}", f"{row.fa:.2f} ± {row.fa_std:.2f}")
+    return [row.method, f"{row.base_acc:.2f}", *(f"{value:.2f}" for value in row.hm), *spread]
+
+
+def _shown(entry: Printed) -> list[str]:
+    figures = (entry.base_acc, *entry.hm, entry.ahm, entry.fa)
+    return [f"{entry.method} (published)", *("--" if value is None else f"{value:.2f}" for value in figures)]
+
+
+def _latex(cells: list[str], bold: set[int]) -> str:
+    """A line of a LaTeX table, with some of the figures behind the name in bold."""
+    name, *rest = (cell.replace("_", r"\_").replace(" ± ", r" $\pm$ ") for cell in cells)
+    marked = [rf"\textbf{{{cell}}}" if at in bold else cell for at, cell in enumerate(rest)]
+    return rf"{' & '.join([name, *marked])} \\"
 
 
 def show(found: Table) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from concm.evaluation.statistics import Row
 
-MEASURED = ("AHM", "FA", "base", "PD", "last base / novel", "above the curve", "s", "MB", "parameters")
+MEASURED = ("AHM", "FA", "last base / novel", "above the curve")
+COSTS = ("base", "PD", "s", "MB", "parameters", "runs", "device")
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -12,14 +13,27 @@ def cells(row: Row) -> tuple[str, ...]:
     return (
         f"{row.ahm:.2f} ± {row.ahm_std:.2f}",
         f"{row.fa:.2f} ± {row.fa_std:.2f}",
-        f"{row.base_acc:.2f}",
-        f"{row.pd:.2f}",
         f"{row.last_base:.1f} / {row.last_novel:.1f}",
         above(row),
+    )
+
+
+def costs(row: Row) -> tuple[str, ...]:
+    """What a row costs, under the headings `COSTS`."""
+    return (
+        f"{row.base_acc:.2f}",
+        f"{row.pd:.2f}",
         f"{row.seconds:.1f}",
         "–" if row.memory_bytes is None else f"{row.memory_bytes / 1e6:.1f}",
         "–" if row.parameters is None else f"{row.parameters:,.0f}",
+        str(row.runs),
+        row.device,
     )
+
+
+def by_session(row: Row) -> tuple[str, ...]:
+    """Base accuracy, harmonic means by session, and their mean."""
+    return (f"{row.base_acc:.2f}", *(f"{value:.2f}" for value in row.hm), f"{row.ahm:.2f}")
 
 
 def above(row: Row) -> str:
@@ -36,6 +50,21 @@ def signed(value: float, digits: int) -> str:
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
+def mark(name: str) -> str:
+    """A method's name, as code."""
+    return f"`{name}`"
+
+
+def link(words: str, address: str) -> str:
+    """Words that lead to an address, if there is one."""
+    return f"[{words}]({address})" if address else words
+
+
 def line(*cells: str) -> str:
     """A line of a Markdown table."""
     return f"| {' | '.join(cells)} |"
+
+
+def ruled(*heads: str) -> list[str]:
+    """The first two lines of a Markdown table."""
+    return [line(*heads), "|---" * len(heads) + "|"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,21 @@ import numpy as np
 
 from concm.data.scenarios import Scenario
 from concm.errors import ConcmError
-from concm.evaluation.results import Figures
+from concm.evaluation.results import Curve, Figures
 from concm.evaluation.statistics import Row, Table
 from concm.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+GROUPS = {
+    "control": "#222222",
+    "shared backbone": "#4477aa",
+    "updates the backbone": "#228833",
+    "own base session": "#aa3377",
+    "reference": "#cc9911",
+}
+"""The colour of each group of methods."""
 COLOURS = ("#cc3311", "#222222", "#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee")
 
 
@@ -80,35 +89,47 @@ def bench(table: Table, path: Path | None = None) -> Figure:
     return figure
 
 
-def trade_offs(rows: list[Row], others: list[Row], control: str, path: Path) -> None:
-    """Where all methods stand after the last session, with the control's whole curve; `others` have other features."""
-    every = [*rows, *others]
+@dataclass(frozen=True)
+class Points:
+    """Rows of one bank with their groups, and the control's curve on it; `shared` is the bank of most methods."""
+
+    rows: list[tuple[Row, str]]
+    curve: Curve | None
+    control: str
+    shared: bool
+
+
+def trade_offs(banks: list[Points], path: Path) -> None:
+    """Where all methods stand after the last session, coloured by group, each bank with the control's own curve."""
+    every = [(row, group) for bank in banks for row, group in bank.rows]
     with _picture(path, 1, (9, 6.5)) as (_, axes):
-        curve = next((row.trade_off for row in rows if row.method == control), None)
-        if curve is not None:
-            axes.plot(curve.base, curve.novel, "-", color="#999999", linewidth=1.5, label=f"{control} with any bias")
-        for at, row in enumerate(every):
-            colour = COLOURS[at % len(COLOURS)]
-            inside = colour if at < len(rows) else "none"
-            axes.plot(row.last_base, row.last_novel, "o", color=colour, markerfacecolor=inside)
-        lowest = min(row.last_base for row in every) - 5, min(row.last_novel for row in every) - 5
+        for bank in banks:
+            if bank.curve is not None:
+                colour = "#999999" if bank.shared else GROUPS.get(bank.rows[0][1], "#222222")
+                thick, words = (2.0, f"{bank.control} with any bias") if bank.shared else (0.8, None)
+                axes.plot(bank.curve.base, bank.curve.novel, "-", color=colour, linewidth=thick, alpha=0.6, label=words)
+        for group, colour in GROUPS.items():
+            places = [(row.last_base, row.last_novel) for row, own in every if own == group]
+            if places:
+                axes.plot(*zip(*places, strict=True), "o", color=colour, label=group)
+        lowest = min(row.last_base for row, _ in every) - 5, min(row.last_novel for row, _ in every) - 5
         axes.set(
             xlabel="base accuracy (%)", ylabel="novel accuracy (%)", xlim=(lowest[0], None), ylim=(lowest[1], None)
         )
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
-        _name(axes, [(row.last_base, row.last_novel, row.method) for row in every])
+        axes.legend(frameon=False, loc="best")
+        _name(axes, [(row.last_base, row.last_novel, row.method, GROUPS[group]) for row, group in every])
 
 
-def _name(axes: Any, points: list[tuple[float, float, str]]) -> None:
+def _name(axes: Any, points: list[tuple[float, float, str, str]]) -> None:
     """Write a name beside each point, where it covers no other point or name as far as that can be."""
     from matplotlib.transforms import Bbox
 
     centres = axes.transData.transform([point[:2] for point in points])
     taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in centres]
-    for at, (x, y, name) in enumerate(points):
+    for x, y, name, colour in points:
         for dx, dy in ((6, 3), (6, -10), (-6, 3), (-6, -10), (6, 12), (6, -19), (-6, 12), (-6, -19), (6, 3)):
-            style = {"fontsize": 8, "color": COLOURS[at % len(COLOURS)], "ha": "left" if dx > 0 else "right"}
+            style = {"fontsize": 8, "color": colour, "ha": "left" if dx > 0 else "right"}
             text = axes.annotate(name, (x, y), textcoords="offset points", xytext=(dx, dy), **style)
             box = text.get_window_extent()
             if not any(box.overlaps(other) for other in taken):

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
-import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-from concm.evaluation.statistics import Printed, Row, Table
+from concm.evaluation.published import elsewhere
+from concm.evaluation.statistics import Row, Table, difference, ranks
 from concm.files import write_whole
-from concm.methods import Choice
 from concm.methods.registry import known
-from concm.records import to_json
 from concm.report import figures
-from concm.report.cells import MEASURED, cells, line, signed
+from concm.report.cells import COSTS, MEASURED, by_session, cells, costs, line, link, mark, ruled, signed
+from concm.report.provenance import backbone, ran, schedule, varied
 from concm.report.remarks import reading, remarks
-from concm.training.recipe import Recipe
+from concm.report.reproduction import NEAR, Verdict, printed
 
-PUBLISHED = "published AHM / FA (base; backbone)"
-ALIASES = {"imprint": "iw"}
 OURS, PLAIN = "concm", "ncm"
 AGAINST = "This library's engine against every other method that begins with this backbone"
-FAR = 3.0
-"""Points of AHM from which on a difference from the paper needs words."""
+COMPARED = (("ahm", "AHM"), ("fa", "FA"), ("above_curve", "height above the curve"))
 
 
 def write(path: Path, found: Table, others: list[Table]) -> list[Path]:
     """The page, and its picture beside it; `others` are tables of other banks."""
     picture = path.with_suffix(".png")
-    elsewhere = [row for other in others for row in _own(other) if ":" not in row.method]
-    figures.trade_offs(found.rows, elsewhere, found.control, picture)
+    figures.trade_offs([_points(table) for table in (found, *others) if table is found or _own(table)], picture)
     write_whole(path, page(found, others, picture.name).encode())
     return [path, picture]
 
@@ -47,50 +40,59 @@ def page(found: Table, others: list[Table], picture: str) -> str:
     if owned or plain:
         lines += _with_own_base_session(owned, plain)
     rows = [*found.rows, *(row for other in [*tuned, *owned] for row in _own(other))]
-    return "\n".join([*lines, *_beside_papers(found, rows), *_explained(rows), ""])
+    parts = (_by_session(found, rows), _costs(rows), _beside_papers(found, rows), _elsewhere(found), _explained(rows))
+    return "\n".join([*lines, *(sentence for part in parts for sentence in part), ""])
 
 
 def _beginning(found: Table, picture: str) -> list[str]:
     cut = found.cut
+    known_reading = reading(found.scenario)
+    caveats = ["## How to read this page", "", *(f"- {words}" for words in known_reading), ""] if known_reading else []
     return [
         f"# Leaderboard: {found.scenario}",
         "",
         f"{cut.base} base classes, then {cut.sessions} sessions of {cut.way}-way {cut.shot}-shot. Figures are means ± "
-        f"standard deviations (population form) of {found.draws} draws of the shots, which are the same for every "
-        "method. Settings are those of the papers or, where the file of a method says so, chosen without test images. "
+        f"standard deviations (of a sample) of {found.draws} draws of the shots, which are the same for every method. "
+        "Differences are paired by draw, with their 95 % interval; where it contains zero, methods tie and share a "
+        "rank. Settings are those of the papers or, where the file of a method says so, chosen without test images. "
         "Published figures are those of the table in the ConCM paper: one draw, and each method with a backbone of its "
         "own.",
         "",
         f"![Base and novel accuracy after the last session]({picture})",
         "",
-        f"*Where each method stands after the last session, and the curve that `{found.control}` describes with any "
-        "constant on its novel scores. HM is mostly a place on that curve, so what counts is to lie above it. Hollow "
-        "points are methods on features of their own, for which this is not the right curve.*",
+        f"*Where each method stands after the last session. A line is the curve that `{found.control}` describes with "
+        "any constant on its novel scores: the thick one on the shared backbone, thin ones on the features of methods "
+        "with a base session of their own, each in front of its own curve. HM is mostly a place on such a curve, so "
+        "what counts is to lie above it.*",
         "",
-        *_caveats(found.scenario),
+        *caveats,
     ]
-
-
-def _caveats(scenario: str) -> list[str]:
-    """What a reader must know before believing a row."""
-    known = reading(scenario)
-    return ["## How to read this page", "", *(f"- {sentence}" for sentence in known), ""] if known else []
 
 
 def _shared(found: Table) -> list[str]:
     return [
         "## On one shared, frozen backbone",
         "",
-        f"Features of one {_backbone(found)}; {_ran(found)}.",
+        f"Features of one {backbone(found)}; {ran(found)}.",
         "",
         *_table(found, found.rows),
         "",
-        'The column "s" has the seconds of one draw, all sessions with their evaluation, and "MB" what is kept of the '
-        f'data. "Above the curve" are points of novel accuracy over `{found.control}` with any constant, at the '
-        "method's own base accuracy, with the 95 % interval over the draws; – stands where the curve does not reach so "
-        "far.",
+        f'Ranks are by AHM. "Above the curve" are points of novel accuracy over `{found.control}` with any constant, '
+        "at the method's own base accuracy, with the 95 % interval over the draws; – stands where the curve does not "
+        "reach so far. [What each costs](#what-each-costs) is below, as is every [session](#by-session).",
         "",
     ]
+
+
+def _table(found: Table, rows: list[Row]) -> list[str]:
+    ranked = [row for row in rows if _group(row.method) != "reference" and _meant(row.method, found.scenario)]
+    places = ranks(ranked, "ahm")
+    lines = ruled("rank", "method", *MEASURED, "published AHM / FA")
+    for row in sorted(rows, key=lambda row: -row.ahm):
+        entry = printed(found, row)
+        there = "–" if entry is None else f"{entry.ahm} / {entry.fa}"
+        lines.append(line(str(places.get(row.method, "–")), mark(row.method), *cells(row), there))
+    return lines
 
 
 def _against(found: Table, same: list[Table]) -> list[str]:
@@ -104,55 +106,67 @@ def _against(found: Table, same: list[Table]) -> list[str]:
     ours = rows.pop(OURS)
     others = [row for row in rows.values() if _group(row.method) != "reference"]
     lines = [f"## {AGAINST}", ""]
-    for name, title in (("ahm", "AHM"), ("fa", "FA"), ("above_curve", "height above the curve")):
-        value = getattr(ours, name)
-        if value is None:
+    for name, title in COMPARED:
+        if getattr(ours, name) is None:
             continue
-        leads = {row.method: getattr(row, name) - value for row in others if getattr(row, name) is not None}
-        ranked = sorted(leads.items(), key=lambda pair: -pair[1])
-        better, worse = (
-            [f"`{method}` {signed(lead, 2)}" for method, lead in ranked if (lead > 0) == above]
-            for above in (True, False)
-        )
-        beaten = f"above it: {', '.join(better)}" if better else "no method above it"
-        lines.append(f"- **{title} {value:.2f}**; {beaten}; not above it: {', '.join(worse) or 'none'}.")
+        above, ties, below = list[str](), list[str](), list[str]()
+        for row in sorted(others, key=lambda row: -float(getattr(row, name) or 0)):
+            if getattr(row, name) is None:
+                continue
+            lead = getattr(row, name) - getattr(ours, name)
+            paired = difference(row, ours, name)
+            tie = paired is not None and paired.tie
+            ends = "" if paired is None or paired.interval is None else _ends(paired.interval)
+            (ties if tie else above if lead > 0 else below).append(f"`{row.method}` {signed(lead, 2)}{ends}")
+        said = [
+            f"{words}: {', '.join(names)}" if names else f"no method {words}"
+            for words, names in (("above it", above), ("ties with it", ties), ("below it", below))
+        ]
+        lines.append(f"- **{title} {getattr(ours, name):.2f}**; {'; '.join(said)}.")
     return [*lines, "", "References see what no few-shot learner may see, and are left out here.", ""]
+
+
+def _ends(interval: tuple[float, float]) -> str:
+    return f" ({' to '.join(signed(end, 2) for end in interval)})"
 
 
 def _tuning(tuned: list[Table]) -> list[str]:
     lines = ["## Methods that go on training the backbone", ""]
     for other in tuned:
-        lines += [
-            f"They begin with a copy of {_backbone(other)} and see pictures; {_ran(other)}.",
-            "",
-            *_table(other, other.rows),
-            "",
-        ]
+        about = f"They begin with a copy of {backbone(other)} and see pictures; {ran(other)}."
+        lines += [about, "", *_table(other, other.rows), ""]
     return lines
 
 
 def _with_own_base_session(owned: list[Table], plain: list[Table]) -> list[str]:
     """Each on the backbone that its own base session trained, beside others on the same features."""
-    heads = ("method", "base session", *MEASURED, *(f"`{name}` there" for name in (PLAIN, OURS)), PUBLISHED)
+    first = [*owned, *plain][0]
     lines = [
         "## Methods with a base session of their own",
         "",
-        f"Each method runs on the {[*owned, *plain][0].backbone['name']} that its own base session trained, so rows "
-        "differ by more than the method. `ncm` and `concm` on the same features stand beside it (AHM), and its curve "
-        f"is that of `{[*owned, *plain][0].control}` on all that the backbone reads, turned pictures included. "
+        f"Each method runs on the {first.backbone['name']} that its own base session trained, so rows differ by more "
+        f"than the method, and there is no rank. `{PLAIN}` and `{OURS}` on the same features stand beside it (AHM), "
+        f"and its curve is that of `{first.control}` on all that the backbone reads, turned pictures included. "
         f"Brackets say where the schedule is not that of the method's file. {_ahead(owned)}",
         "",
-        line(*heads),
-        "|---" * len(heads) + "|",
+        *ruled("method", "base session", *MEASURED, *(f"`{name}` there" for name in (PLAIN, OURS))),
     ]
+    apart = list[str]()
     for other in sorted(owned, key=lambda other: -max(row.ahm for row in _own(other))):
         for row in sorted(_own(other), key=lambda row: -row.ahm):
-            figures_there = [*cells(row), *(_ahm(other, name) for name in (PLAIN, OURS)), _published(other, row)]
-            lines.append(line(f"`{row.method}`", _schedule(other), *figures_there))
+            there = [_ahm(other, name) for name in (PLAIN, OURS)]
+            ranked = lines if _meant(row.method, other.scenario) else apart
+            ranked.append(line(mark(row.method), schedule(other), *cells(row), *there))
     for other in plain:
         row = next(row for row in other.rows if row.method == PLAIN)
-        figures_there = [*cells(row), *(_ahm(other, name) for name in (PLAIN, OURS)), "control"]
-        lines.append(line(f"`{PLAIN}`", f"ours: {_varied(other)}", *figures_there))
+        there = [_ahm(other, name) for name in (PLAIN, OURS)]
+        lines.append(line(f"`{PLAIN}`", f"ours: {varied(other)}", *cells(row), *there))
+    if apart:
+        heads = ruled("method", "base session", *MEASURED, *(f"`{name}` there" for name in (PLAIN, OURS)))
+        about = (
+            "Apart from that, since these were published for other data, and here almost all of their numbers are ours:"
+        )
+        lines += ["", about, "", *heads, *apart]
     return [*lines, ""]
 
 
@@ -165,43 +179,92 @@ def _ahead(owned: list[Table]) -> str:
     return f"{said}; not against {', '.join(behind)}." if behind else f"{said}."
 
 
+def _by_session(found: Table, rows: list[Row]) -> list[str]:
+    """Harmonic means session by session, as the papers print them."""
+    heads = ruled("method", "base", *(str(at + 1) for at in range(found.cut.sessions)), "AHM")
+    about = "Accuracy after the base session, then the harmonic mean of base and novel accuracy after each session."
+    body = [line(mark(row.method), *by_session(row)) for row in sorted(rows, key=lambda row: -row.ahm)]
+    return ["## By session", "", about, "", *heads, *body, ""]
+
+
+def _costs(rows: list[Row]) -> list[str]:
+    """What each method costs, and what it forgets."""
+    about = (
+        "PD is how far accuracy falls from the base session to the last; seconds are those of one draw, all sessions "
+        "with their evaluation; MB is what is kept between sessions beside trained weights."
+    )
+    body = [line(mark(row.method), *costs(row)) for row in sorted(rows, key=lambda row: row.method)]
+    return ["## What each costs", "", about, "", *ruled("method", *COSTS), *body, ""]
+
+
 def _beside_papers(found: Table, rows: list[Row]) -> list[str]:
-    """Where a measured figure is far from its paper's, and why."""
-    heads = ("method", "AHM here − there", "FA here − there", "why")
-    control = _ahm(found, PLAIN)
+    """How far each row lies from its paper's, the verdict, and what there is to say about it."""
     lines = [
         "## Beside their papers",
         "",
-        f"On the shared features nearest class mean alone has an AHM of {control}. A method that is far above its "
-        "paper there owes that to the backbone first.",
+        f"On the shared features nearest class mean alone has an AHM of {_ahm(found, PLAIN)}. A method that is far "
+        "above its paper there owes that to the backbone first. RMS is the root mean square of the differences in "
+        f"harmonic mean session by session; a row is called reproduced if that is at most {NEAR:g} points. The other "
+        "columns are differences, here minus there; the paper's last base and novel accuracy are solved from its last "
+        "harmonic mean and accuracy.",
         "",
-        line(*heads),
-        "|---" * len(heads) + "|",
+        *ruled("method", "RMS", "AHM", "FA", "last base", "last novel", "verdict"),
     ]
+    said = []
     for row in sorted(rows, key=lambda row: row.method):
-        printed = _printed(found, row)
-        if printed is None:
+        entry = printed(found, row)
+        if entry is None:
             continue
-        off = row.ahm - (printed.ahm or 0)
-        words = remarks(found.scenario).get(row.method)
-        if abs(off) < FAR:
-            words = words or f"within {FAR:g} points of AHM"
-        there = (signed(off, 1), signed(row.fa - (printed.fa or 0), 1), words or "not reproduced")
-        lines.append(line(f"`{row.method}`", *there))
-    return [*lines, ""]
+        verdict = Verdict.of(row, entry, found.cut)
+        values = (verdict.ahm, verdict.fa, verdict.last_base, verdict.last_novel)
+        rms = "–" if verdict.rms is None else f"{verdict.rms:.2f}"
+        away = ("–" if value is None else signed(value, 1) for value in values)
+        said_of_it = "not the published form" if row.method == OURS else verdict.words
+        lines.append(line(mark(row.method), rms, *away, said_of_it))
+        if words := remarks(found.scenario).get(row.method):
+            said.append(f"- `{row.method}`: {words}.")
+    return [*lines, "", *([*said, ""] if said else [])]
+
+
+def _elsewhere(found: Table) -> list[str]:
+    """Figures of papers whose methods are not measured here; apart those whose backbone knows other data."""
+    lines = list[str]()
+    for pretrained, title in ((False, "Published elsewhere"), (True, "Published with a pre-trained backbone")):
+        rows = [row for row in elsewhere(found.scenario) if row.pretrained == pretrained]
+        if not rows:
+            continue
+        about = "Accuracy over all classes, one draw, as the papers print it; most give no harmonic mean."
+        apart = " These backbones were trained on far more data, so the figures stand apart." if pretrained else ""
+        lines += [f"## {title}", "", about + apart, ""]
+        lines += ruled("method", "paper", "backbone", "first", "last", "where it was read")
+        for row in sorted(rows, key=lambda row: -row.last):
+            first = "–" if row.first is None else f"{row.first:.2f}"
+            read = row.checked + (f"; {row.note}" if row.note else "")
+            lines.append(
+                line(
+                    row.method, link(row.paper, row.source), row.backbone or "not said", first, f"{row.last:.2f}", read
+                )
+            )
+        lines.append("")
+    return lines
 
 
 def _explained(rows: list[Row]) -> list[str]:
-    heads = ("method", "paper", "group", "needs", "here")
-    lines = ["## What each method is, needs and leaves out", "", line(*heads), "|---" * len(heads) + "|"]
+    lines = ["## What each method is, needs and leaves out", ""]
+    lines += ruled("method", "paper", "code", "group", "needs")
+    said = dict[str, str]()
     for row in sorted(rows, key=lambda row: row.method):
         choice = known(row.method)
         if choice is None:
-            lines.append(line(f"`{row.method}`", "–", "not registered here", "–", "–"))
+            lines.append(line(mark(row.method), "–", "–", "not registered here", "–"))
             continue
         entry, needs = choice.entry, ", ".join(choice.needs) or "nothing more"
-        lines.append(line(f"`{row.method}`", entry.paper, entry.group, needs, _here(choice)))
-    return lines
+        code = link("code", entry.code) if entry.code else "–"
+        lines.append(line(mark(row.method), link(entry.paper, entry.link), code, entry.group, needs))
+        if entry.departures:
+            said[entry.name] = entry.departures
+    departures = [f"- `{name}`: {words}" for name, words in said.items()]
+    return [*lines, "", "Where each departs from its paper:", "", *departures] if departures else lines
 
 
 def _own(found: Table) -> list[Row]:
@@ -210,75 +273,25 @@ def _own(found: Table) -> list[Row]:
     return [row for row in found.rows if _group(row.method) in groups]
 
 
+def _points(found: Table) -> figures.Points:
+    """What the picture shows of a table: its rows with their groups, and the control's curve."""
+    rows = found.rows if not _own(found) else _own(found)
+    shown = [(row, _group(row.method)) for row in rows if found.base_session is None or ":" not in row.method]
+    control = next((row.trade_off for row in found.rows if row.method == found.control), None)
+    return figures.Points(shown, control, found.control, shared=found.base_session is None and not _own(found))
+
+
 def _group(method: str) -> str:
     """What a method is compared with; one that is not registered shares the backbone."""
     choice = known(method)
     return "shared backbone" if choice is None else choice.entry.group
 
 
-def _backbone(found: Table) -> str:
-    return f"{found.backbone['name']} (weights `{found.backbone['weights']}`, base session: {_schedule(found)})"
-
-
-def _schedule(found: Table) -> str:
-    recipe = found.recipe
-    if not recipe:
-        return "ready-made"
-    name, changed = found.base_session, ""
-    choice = known(name) if name else None
-    objective = choice.entry.objective if choice else None
-    if objective is not None:
-        full = to_json(objective.schedule)
-        other = [f"{key} {recipe[key]} for {full[key]}" for key in full if key != "seed" and recipe[key] != full[key]]
-        changed = f" ({', '.join(other)})" if other else ""
-    return f"{recipe['epochs']} epochs{changed}"
-
-
-def _varied(found: Table) -> str:
-    """What a base session of ours had otherwise than by default."""
-    recipe = found.recipe
-    default = to_json(Recipe())
-    return ", ".join(f"{key} {recipe[key]}" for key in default if key in recipe and recipe[key] != default[key])
-
-
-def _ran(found: Table) -> str:
-    """Where, and how many at a time: what seconds mean."""
-    at_once = found.at_once
-    return f"measured on {found.rows[0].device}" + (f", {at_once} runs at a time" if at_once else "")
-
-
-def _table(found: Table, rows: list[Row]) -> list[str]:
-    lines = [line("method", *MEASURED, PUBLISHED), "|---" * (len(MEASURED) + 2) + "|"]
-    for row in sorted(rows, key=lambda row: -row.ahm):
-        lines.append(line(f"`{row.method}`", *cells(row), _published(found, row)))
-    return lines
+def _meant(method: str, scenario: str) -> bool:
+    choice = known(method)
+    return choice is None or choice.entry.meant_for(scenario)
 
 
 def _ahm(found: Table, method: str) -> str:
     row = found.row(method)
     return "not run" if row is None else f"{row.ahm:.2f}"
-
-
-def _key(name: str) -> str:
-    plain = re.sub(r"[^a-z0-9]", "", name.partition(":")[0].lower())
-    return ALIASES.get(plain, plain)
-
-
-def _printed(found: Table, row: Row) -> Printed | None:
-    """The published row of a method in its published form."""
-    rows = {_key(entry.method): entry for entry in found.published}
-    return None if ":" in row.method else rows.get(_key(row.method))
-
-
-def _published(found: Table, row: Row) -> str:
-    entry = _printed(found, row)
-    if entry is None:
-        return "no row"
-    return f"{entry.ahm} / {entry.fa} ({entry.base_acc}; {entry.backbone or 'not said'})"
-
-
-def _here(choice: Choice) -> str:
-    """What the method's file says of how it differs from its paper."""
-    text = inspect.getdoc(sys.modules[choice.entry.make.__module__]) or ""
-    found = re.search(r"\bHere: (.*)", text, flags=re.S)
-    return " ".join(found.group(1).split()) if found else "nothing is left out"

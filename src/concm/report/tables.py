@@ -14,6 +14,7 @@ from concm.backbones.encoder import Encoder
 from concm.data.scenarios import Scenario
 from concm.evaluation.controls import METRICS
 from concm.evaluation.results import Figures
+from concm.evaluation.statistics import deviation
 from concm.features.bank import Bank, Part
 from concm.methods import Entry
 from concm.semantics.semantics import Meaning
@@ -115,8 +116,8 @@ def show_nearest_mean(scenario: Scenario, runs: list[list[Figures]], source: str
     for index in range(scenario.sessions + 1):
         cells = []
         for metric in METRICS:
-            values = np.array([getattr(run[index], metric) for run in runs])
+            values = [getattr(run[index], metric) for run in runs]
             novel_only = metric in ("acc_novel", "hm")
-            cells.append("" if index == 0 and novel_only else f"{values.mean():.2f} ± {values.std():.2f}")
+            cells.append("" if index == 0 and novel_only else f"{np.mean(values):.2f} ± {deviation(values):.2f}")
         table.add_row(str(index), str(scenario.seen(index)), *cells)
     print_whole(table)

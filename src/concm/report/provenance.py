@@ -1,0 +1,46 @@
+"""Where a table's figures come from: the backbone, its base session, the machine."""
+
+from __future__ import annotations
+
+from concm.evaluation.statistics import Table
+from concm.methods.registry import known
+from concm.records import to_json
+from concm.training.recipe import Recipe
+
+
+def backbone(found: Table) -> str:
+    """The backbone, its weights and its base session."""
+    return f"{found.backbone['name']} (weights `{found.backbone['weights']}`, base session: {schedule(found)})"
+
+
+def schedule(found: Table) -> str:
+    """How long the base session was, and where that is not the schedule of the method whose it was."""
+    recipe = found.recipe
+    if not recipe:
+        return "ready-made"
+    name, changed = found.base_session, ""
+    choice = known(name) if name else None
+    objective = choice.entry.objective if choice else None
+    if objective is not None:
+        full = to_json(objective.schedule)
+        other = [
+            f"{key} {recipe[key]} for {full[key]}"
+            for key in full
+            if key != "seed" and key in recipe and recipe[key] != full[key]
+        ]
+        changed = f" ({', '.join(other)})" if other else ""
+    return f"{recipe['epochs']} epochs{changed}"
+
+
+def varied(found: Table) -> str:
+    """What a base session of ours had otherwise than by default."""
+    recipe, default = found.recipe, to_json(Recipe())
+    return ", ".join(f"{key} {recipe[key]}" for key in default if key in recipe and recipe[key] != default[key])
+
+
+def ran(found: Table) -> str:
+    """Where, and how many at a time: what seconds mean."""
+    at_once = found.at_once
+    return f"{found.draws} draws, measured on {found.rows[0].device}" + (
+        f", {at_once} runs at a time" if at_once else ""
+    )

@@ -36,17 +36,18 @@ class Plan:
 
 def rehearse(base: BaseSession, lean: Lean, *, unseen: bool, seed: int = 0, device: str = "cpu") -> Plan:
     """The settings for a store; `unseen` says that the backbone was not trained on these photos."""
+    ours = Settings(lean=lean, prototypes=1.0)  # the structure adds nothing on photos (docs/photos.md), and takes time
     if not unseen:
-        return Plan(Settings(lean=lean))
+        return Plan(ours)
     counts = torch.bincount(base.labels, minlength=len(base.classes))
     if len(base.classes) < ENOUGH_CLASSES or int(counts.min()) < 4:
-        return Plan(Settings(trust=TRUSTS[0], lean=lean))
+        return Plan(replace(ours, trust=TRUSTS[0]))
     work = [(half, shots) for half in range(2) for shots in SHOTS]
     found = torch.tensor([_played(base, half, shots, seed, device) for half, shots in track(work, "rehearsing")])
     means = found.mean(0).tolist()
     best = max(range(len(TRUSTS)), key=means.__getitem__)
     tried = {f"{trust:g}": round(value, 2) for trust, value in zip(TRUSTS, means, strict=True)}
-    return Plan(Settings(trust=TRUSTS[best], lean=lean), tried)
+    return Plan(replace(ours, trust=TRUSTS[best]), tried)
 
 
 def _played(base: BaseSession, half: int, shots: int, seed: int, device: str) -> list[float]:
@@ -55,7 +56,7 @@ def _played(base: BaseSession, half: int, shots: int, seed: int, device: str) ->
     old = [label for label in base.classes if label % 2 == half]
     new = [label for label in base.classes if label % 2 != half]
     taught = [(base.labels == label) & ~asked for label in base.classes]
-    quick = Settings(heads=1, prototypes=1.0, base_steps=0, steps=0)
+    quick = Settings(heads=1, prototypes=1.0)
     engine = Engine(quick, seed=seed, device=device)
     engine.fit_base(BaseSession.of(_session(base, 0, old, taught, 0, None)))
     order = [*old, *new]

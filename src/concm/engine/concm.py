@@ -86,7 +86,7 @@ class Engine(Stateful):
         if settings.whitening is not None:
             self.unseen = self._unseen_likeness(base, held, settings.whitening)
             self.metric = Metric.whitening(base, settings.whitening, ~held)
-            base = self.metric.read(base)
+            base = self.metric.read(base, ~held)
         self.memory = Memory.of_base(base, held)
         self.names, self.pool = list(base.names), list(base.names)
         self._senses = bundled(base.scenario.removesuffix("-validation"))
@@ -339,6 +339,7 @@ class Engine(Stateful):
             return value
 
         parameters = [*self.projectors.parameters(), *([structure] if free else [])]
+        steps = steps if settings.prototypes < 1 else 0  # nobody would look at the structure
         rates = warmed_cosine(settings.lr, steps, max(1, steps // 10) - 1)
         descend(parameters, loss, rates, AdamW(settings.weight_decay), random=self.generator)
         if free:  # free vectors are no target, so features are compared with the projected class means

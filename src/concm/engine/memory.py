@@ -144,7 +144,7 @@ class Memory(Growing):
             centre = class_sums(images.mean(1), self.labels[order], classes) / counts.clamp(min=1)[:, None]
             moved = self.mean - centre
             images = images + moved[self.labels[order], None]
-        centres = torch.cat([self.mean, images.flatten(0, 1)])
+        centres = torch.cat([self.apart, self.mean[self.base :], images.flatten(0, 1)])
         every = torch.arange(classes, device=self.mean.device)
         has = counts > 0
 

@@ -58,13 +58,17 @@ class Metric(Growing):
         """Unit vectors, in which differences count the same in all directions."""
         return measured(features, self.matrices, self.weights)
 
-    def read(self, session: AnySession) -> AnySession:
-        """The session with all features transformed by the metric; a base session's spreads are those of `features`."""
+    def read(self, session: AnySession, seen: Tensor | None = None) -> AnySession:
+        """The session with all features transformed by the metric; a base session's spreads are those of `features`.
+
+        `seen` marks the images whose spread counts, if not that of all does.
+        """
         features = self(session.features)
         views = None if session.views is None else self(session.views)
         if not isinstance(session, BaseSession):
             return replace(session, features=features, views=views)
-        std = [features[session.labels == label].std(0, correction=0) for label in session.classes]
+        counted = torch.ones_like(session.labels, dtype=torch.bool) if seen is None else seen
+        std = [features[(session.labels == label) & counted].std(0, correction=0) for label in session.classes]
         pooled = torch.stack([own for own in std if own.isfinite().all()]).mean(0)
         spread = torch.stack([torch.where(own.isfinite(), own, pooled) for own in std])  # a class without an image
         return replace(session, features=features, views=views, mean=self(session.mean), std=spread)

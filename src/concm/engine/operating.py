@@ -34,9 +34,9 @@ class Point:
 def operating_point(base: tuple[Tensor, Tensor], novel: tuple[Tensor, Tensor], count: int, lean: Lean) -> Point:
     """The best constant, by scores (n, classes) and labels (n,) of unseen images; the first `count` classes are base.
 
-    Accuracy over all classes alone leans to the base classes, the harmonic mean (HM) of base and novel accuracy alone to
-    the novel ones; `even` takes both, with HM counted twice (docs/engine.md). Each image counts as a small normal distribution (Silverman's rule),
-    because a few dozen shots would make the curves rugged.
+    Accuracy over all classes alone leans to the base classes, the harmonic mean (HM) of base and novel accuracy alone
+    to the novel ones; `even` takes both, with HM counted twice (docs/engine.md). Each image counts as a small normal
+    distribution (Silverman's rule), because a few dozen shots would make the curves rugged.
     """
     classes = base[0].shape[1]
     if count in (0, classes) or not len(base[0]) or not len(novel[0]):

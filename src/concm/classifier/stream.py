@@ -8,6 +8,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,13 +89,28 @@ def _developed(
     done: dict[int, Encoded] = {}
     if waiting:
         pixels = torch.from_numpy(np.stack([item.photo.pixels for item in waiting])).to(encoder.device)
-        features = encoder(pixels).clone()  # the encoder's own are inference tensors, which cannot be trained on
+        features = _on_all_cores(encoder, pixels).clone()  # inference tensors cannot be trained on
         for item, own in zip(waiting, features, strict=True):
             small = item.photo.thumbnail() if thumbnails else b""
             done[id(item)] = Encoded(item.photo.name, item.photo.digest, small, own)
     if cache is not None:
         cache.put([(item.key, done[id(item)]) for item in waiting if item.key is not None])
     return [done[id(item)] if isinstance(item, _Waiting) else item for item in pile]
+
+
+def _on_all_cores(encoder: Encoder, pixels: Tensor) -> Tensor:
+    """Features (n, d) of pictures; on a CPU each core encodes its share by itself.
+
+    Cores that compute one picture together wait for each other, which takes for ever where they are shared with others.
+    """
+    cores, before = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, torch.get_num_threads()
+    if encoder.device.type != "cpu" or min(cores, before, len(pixels)) < 2:
+        return encoder(pixels)
+    try:
+        with ThreadPoolExecutor(min(cores, before), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return torch.cat(list(pool.map(encoder, pixels.chunk(min(cores, before)))))
+    finally:
+        torch.set_num_threads(before)
 
 
 class FeatureCache:

@@ -77,7 +77,7 @@ def test_without_shrinkage_images_of_a_class_vary_alike_in_all_directions(dtype)
     base = base_session(images=200, dtype=dtype, loud=5.0)
     unit = F.normalize(base.features, dim=-1)
     before = slow_within(unit, base.labels)
-    after = slow_within(unit @ Metric.whitening(base, 0.0).matrix, base.labels)
+    after = slow_within(unit @ Metric.whitening(base, 0.0).matrices[0], base.labels)
     level = after.diagonal().mean()
     same = level * torch.eye(DIMENSION, dtype=torch.float64)
     assert torch.allclose(after, same, atol=1e-4 * level)
@@ -90,7 +90,7 @@ def test_it_is_the_inverse_root_of_the_shrunk_covariance(seed, shrinkage):
     base = base_session(seed=seed)
     within = slow_within(F.normalize(base.features, dim=-1), base.labels)
     shrunk = within + shrinkage * within.diagonal().mean() * torch.eye(DIMENSION)
-    matrix = Metric.whitening(base, shrinkage).matrix
+    matrix = Metric.whitening(base, shrinkage).matrices[0]
     found = matrix @ shrunk @ matrix
     assert torch.allclose(matrix, matrix.T, atol=1e-10)
     assert (torch.linalg.eigvalsh(matrix) > 0).all()
@@ -108,7 +108,9 @@ def test_strong_shrinkage_leaves_cosines_as_they_are(dtype):
 @given(seed=seeds)
 def test_the_more_it_is_shrunk_the_less_it_distorts(seed):
     base = base_session(seed=seed)
-    ranges = [torch.linalg.cond(Metric.whitening(base, shrinkage).matrix) for shrinkage in (0.0, 0.1, 1.0, 10.0, 100.0)]
+    ranges = [
+        torch.linalg.cond(Metric.whitening(base, shrinkage).matrices[0]) for shrinkage in (0.0, 0.1, 1.0, 10.0, 100.0)
+    ]
     assert ranges == sorted(ranges, reverse=True)
     assert 1 <= ranges[-1] < ranges[0]
 
@@ -118,7 +120,7 @@ def test_the_more_it_is_shrunk_the_less_it_distorts(seed):
 def test_one_image_a_class_leaves_the_plain_cosine(shrinkage, dtype):
     base = base_session(classes=6, images=1, dtype=dtype)
     metric = Metric.whitening(base, shrinkage)
-    assert torch.equal(metric.matrix, torch.eye(DIMENSION, dtype=dtype))
+    assert torch.equal(metric.matrices[0], torch.eye(DIMENSION, dtype=dtype))
     assert torch.allclose(cosines(metric(base.features)), cosines(base.features), atol=1e-6)
 
 
@@ -140,7 +142,7 @@ def test_neither_the_order_of_the_images_nor_their_length_matters(seed, random):
     random.shuffle(order)
     lengths = torch.tensor([random.uniform(0.1, 10) for _ in order], dtype=torch.float64)[:, None]
     mixed = replace(base, features=lengths * base.features[order], labels=base.labels[order])
-    assert torch.allclose(Metric.whitening(mixed, 1.0).matrix, Metric.whitening(base, 1.0).matrix, atol=1e-10)
+    assert torch.allclose(Metric.whitening(mixed, 1.0).matrices[0], Metric.whitening(base, 1.0).matrices[0], atol=1e-10)
 
 
 def test_in_a_direction_in_which_images_of_a_class_differ_a_difference_counts_less():

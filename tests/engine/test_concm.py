@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from concm.backbones.encoder import Identity
 from concm.data.scenarios import of_folder
 from concm.engine.calibration import CalibrationSettings
 from concm.engine.concm import Engine
@@ -18,7 +19,7 @@ from concm.errors import Misuse
 from concm.evaluation.protocol import run
 from concm.evaluation.results import Figures
 from concm.features import bank as banks
-from concm.features.bank import Bank, Part
+from concm.features.bank import Bank, Card, Part
 from concm.features.sessions import Shots, draw, sessions
 from concm.files import load_tensors, save_tensors
 from concm.methods import choose, teach
@@ -31,7 +32,8 @@ ANIMALS = ("bear", "cat", "dog", "eagle", "horse", "lizard", "okapi", "spider", 
 UNKNOWN = "xyblorvquux"  # no noun of WordNet, and last in alphabetical order
 BASE, ALL = 6, len(ANIMALS) + 1
 TINY = CalibrationSettings(steps=10, hidden=16, attention=8)
-QUICK = {"hidden": 32, "width": 32, "base_steps": 20, "steps": 10, "calibration": TINY}
+QUICK = {"heads": 2, "hidden": 32, "width": 32, "base_steps": 20, "steps": 10, "calibration": TINY}
+STRANGE = tuple(f"blorv{letter}quux" for letter in "abcdefghijkl")
 STRUCTURES = ("matched", "greedy", "random", "fixed", "learned")
 
 
@@ -60,14 +62,14 @@ def clusters(
     own = [known.features[known.labels == label] for label in range(base)]
     return Bank(
         scenario=of_folder(keys, base=base, way=way, shot=shot),
-        encoder={"name": "clusters"},
+        encoder=Identity("clusters", ""),
         base=known,
         novel=part(base, len(keys), 8, views),
         test=part(0, len(keys), 10),
         mean=torch.stack([features.mean(0) for features in own]),
         std=torch.stack([features.std(0, correction=0) for features in own]),
         counts=torch.full((base,), 20),
-        card={},
+        card=Card(),
     )
 
 
@@ -102,11 +104,12 @@ def class_accuracies(method: Engine, bank: Bank, seen: int) -> list[float]:
     return [float(right[test.labels == label].double().mean()) for label in range(seen)]
 
 
-def assert_simplex(structure: Tensor) -> None:
-    """Eq. 6."""
-    count = len(structure)
+def assert_simplex(structures: Tensor) -> None:
+    """Eq. 6, for every projector's structure."""
+    count = structures.shape[1]
     expected = (count * torch.eye(count) - 1) / (count - 1)
-    assert torch.allclose(structure @ structure.T, expected, atol=1e-5)
+    for structure in structures:
+        assert torch.allclose(structure @ structure.T, expected, atol=1e-5)
 
 
 # the three verbs
@@ -205,8 +208,9 @@ def test_classes_that_outgrow_the_projector_widen_it_and_life_goes_on(width, str
     widths = []
     for session in sessions(bank, draw(bank, 0)):
         teach(method, session)
-        assert method.projector.width == method.structure.shape[1] > session.classes.stop
-        widths.append(method.projector.width)
+        (width_now,) = {network.width for network in method.projectors}
+        assert width_now == method.structure.shape[2] > session.classes.stop
+        widths.append(width_now)
     assert widths == sorted(widths)
     assert widths[-1] > width
     assert min(class_accuracies(method, bank, ALL)) >= 0.9
@@ -221,7 +225,7 @@ def test_after_every_session_the_structure_is_a_simplex_of_all_classes(structure
     method = Engine(quick(structure=structure))
     for session in sessions(bank, draw(bank, 0)):
         teach(method, session)
-        assert method.structure.shape == (session.classes.stop, 32)
+        assert method.structure.shape == (2, session.classes.stop, 32)
         assert_simplex(method.structure)
 
 
@@ -235,7 +239,7 @@ def test_a_fixed_structure_has_room_for_all_from_the_start_and_never_moves(width
         after.append(method.structure)
     assert_simplex(after[-1])
     for before in after:
-        assert torch.equal(after[-1][: len(before)], before)
+        assert torch.equal(after[-1][:, : before.shape[1]], before)
 
 
 @pytest.mark.parametrize("total", [4, 9])
@@ -260,8 +264,8 @@ def test_the_nearest_structure_matches_better_than_an_assigned_one_and_that_bett
 def test_free_vectors_have_no_matching_rate_and_are_judged_by_unit_means():
     method = taught(clusters(), quick(structure="learned"))
     assert method.smr is None
-    assert torch.allclose(method.structure.norm(dim=1), torch.ones(ALL))
-    assert not torch.allclose(method.structure, F.normalize(method.free))
+    assert torch.allclose(method.structure.norm(dim=2), torch.ones(2, ALL))
+    assert not torch.allclose(method.structure, F.normalize(method.free, dim=-1))
 
 
 # any session
@@ -318,7 +322,7 @@ def test_one_picture_of_each_base_class_will_do():
 
 
 def test_a_name_without_attributes_passes_uncalibrated_and_others_do_not():
-    method = taught(clusters())
+    method = taught(clusters(), quick(calibrate="network"))
     prototypes = F.normalize(torch.randn(2, DIMENSION, generator=torch.Generator().manual_seed(5)))
     calibrated = method.calibrated(("okapi", UNKNOWN), prototypes)
     assert torch.allclose(calibrated[1], prototypes[1], atol=1e-6)
@@ -327,18 +331,25 @@ def test_a_name_without_attributes_passes_uncalibrated_and_others_do_not():
 
 @pytest.mark.parametrize("whitening", [10.0, None])
 def test_names_that_all_lack_attributes_are_learned_as_without_calibration(whitening):
-    bank = clusters(keys=tuple(f"blorv{letter}quux" for letter in "abcdefghijkl"))
-    without = scores(bank, quick(calibrate=False, whitening=whitening))
-    assert torch.allclose(scores(bank, quick(whitening=whitening)), without, atol=1e-4)
+    bank = clusters(keys=STRANGE)
+    without = scores(bank, quick(calibrate="none", whitening=whitening))
+    assert torch.allclose(scores(bank, quick(calibrate="network", whitening=whitening)), without, atol=1e-4)
+
+
+def test_names_that_all_mean_nothing_are_learned_as_if_there_were_no_names():
+    assert torch.equal(scores(clusters(keys=STRANGE), quick(named=True)), scores(clusters(), quick(named=False)))
 
 
 def test_without_calibration_names_do_not_matter():
-    bank, settings = clusters(), quick(calibrate=False)
+    bank, settings = clusters(), quick(calibrate="none")
     names = tuple(reversed(bank.scenario.names))
     other = replace(bank, scenario=replace(bank.scenario, names=names))
     assert torch.equal(scores(bank, settings), scores(other, settings))
-    assert not torch.equal(scores(bank), scores(other))
-    assert taught(bank, settings).calibrator is None
+    method = taught(bank, settings)
+    assert method.calibrator is method.prior is None
+    for calibrate in ("names", "network"):
+        settings = quick(calibrate=calibrate)
+        assert not torch.equal(scores(bank, settings), scores(other, settings))
 
 
 # variants
@@ -363,8 +374,13 @@ def test_every_structure_goes_with_every_loss(structure, loss):
         {"views": False},
         {"around": "prototype"},
         {"around": "prototype", "replay": 0},
-        {"calibrate": False},
-        {"calibration": replace(TINY, own_logit=1.0)},
+        {"calibrate": "none"},
+        {"calibrate": "network"},
+        {"calibrate": "network", "calibration": replace(TINY, own_logit=1.0)},
+        {"named": False},
+        {"trust": 0.0},
+        {"heads": 1},
+        {"heads": 3},
         {"prototypes": 0.0},
         {"prototypes": 1.0},
         {"novel_bias": 0.0},
@@ -397,11 +413,15 @@ def test_what_must_know_the_future_is_refused_without(changes, needed):
         Settings(**changes)
 
 
-def test_views_are_left_out_of_the_calibrators_episodes_too_where_they_do_not_count():
-    bank = clusters()
+@pytest.mark.parametrize("calibrate", ["names", "network"])
+def test_where_views_do_not_count_the_result_is_the_same_whatever_they_are(calibrate):
+    bank, settings = clusters(), quick(views=False, calibrate=calibrate)
     plain = replace(bank, base=replace(bank.base, views=None), novel=replace(bank.novel, views=None))
-    settings = quick(views=False, replay=0)  # exemplars are replayed with their views in any case
-    assert torch.equal(scores(bank, settings), scores(plain, settings))
+    mad = replace(bank, novel=replace(bank.novel, views=-9 * bank.novel.views))
+    expected = scores(plain, settings)
+    assert torch.equal(scores(bank, settings), expected)
+    assert torch.equal(scores(mad, settings), expected)
+    assert taught(bank, settings).memory.views.shape[1] == 0
 
 
 def test_the_published_settings_are_the_papers():
@@ -411,7 +431,7 @@ def test_the_published_settings_are_the_papers():
     assert (settings.structure, settings.loss, settings.scale) == ("matched", "match+contrast", 1.0)
     assert (settings.spread, settings.around, settings.noise) == ("borrowed", "prototype", 1.0)
     assert (settings.width, settings.hidden) == (128, 2048)
-    assert settings.calibrate
+    assert (settings.calibrate, settings.named, settings.heads) == ("network", True, 1)
     assert settings.calibration.own_logit is None
     # And nothing that the paper does not have.
     assert settings.whitening is None
@@ -423,16 +443,23 @@ def test_the_published_settings_are_the_papers():
 # what is kept
 
 
-def test_memory_is_statistics_exemplars_with_views_the_metric_and_attributes():
+HELD = 4 * BASE  # a fifth of 20 images a class
+
+
+@pytest.mark.parametrize("replay", [0, 1, 5])
+def test_memory_is_statistics_exemplars_with_views_held_out_images_the_metric_and_what_names_say(replay):
     bank = clusters()
-    statistics = 2 * ALL * DIMENSION * 4 + ALL * 8
-    metric = DIMENSION * DIMENSION * 4
-    one_exemplar = (1 + 2) * DIMENSION * 4 + 8
-    for replay in (0, 1, 5):
-        method = taught(bank, quick(replay=replay))
-        attributes = len(method.semantics.attributes) * DIMENSION * 4
-        assert method.memory_bytes == statistics + metric + attributes + (ALL - BASE) * replay * one_exemplar
-    assert taught(bank, quick(replay=0, whitening=None, calibrate=False)).memory_bytes == statistics
+    statistics = (3 * ALL + BASE) * DIMENSION * 4 + ALL * 8
+    metric = (DIMENSION * DIMENSION + 1) * 4
+    held = HELD * (DIMENSION * 4 + 8)
+    exemplars = (ALL - BASE) * replay * ((1 + 2) * DIMENSION * 4 + 8)
+    prior = ((1 + BASE) * DIMENSION + 2) * 4
+    assert taught(bank, quick(replay=replay)).memory_bytes == statistics + metric + held + exemplars + prior
+    method = taught(bank, quick(replay=replay, calibrate="network"))
+    attributes = len(method.semantics.attributes) * DIMENSION * 4
+    assert method.memory_bytes == statistics + metric + held + exemplars + attributes
+    least = quick(replay=replay, whitening=None, calibrate="none", novel_bias=0.0)
+    assert taught(bank, least).memory_bytes == statistics + exemplars
 
 
 def test_replay_0_keeps_no_picture_of_any_class():
@@ -440,24 +467,29 @@ def test_replay_0_keeps_no_picture_of_any_class():
     assert len(memory.exemplars) == len(memory.views) == len(memory.labels) == 0
 
 
-def test_no_picture_of_a_base_class_is_kept():
-    assert taught(clusters()).memory.labels.min() == BASE
+def test_no_image_of_a_base_class_is_kept_but_those_held_out_and_none_where_the_bias_is_given():
+    memory = taught(clusters()).memory
+    assert memory.labels.min() == BASE
+    assert torch.bincount(memory.held_labels).tolist() == [HELD // BASE] * BASE
+    assert len(taught(clusters(), quick(novel_bias=0.05)).memory.held) == 0
 
 
-def test_parameters_are_those_of_projector_and_calibrator():
+def test_parameters_are_those_of_projectors_and_calibrator():
     bank = clusters()
-    method = taught(bank)
-    words = method.semantics.vectors.shape[1]
     half = DIMENSION // 2
 
     def layer(inputs: int, outputs: int) -> int:
         return inputs * outputs + outputs
 
     projector = layer(DIMENSION, 32) + layer(32, 32)
+    for heads in (1, 3):
+        for calibrate in ("names", "none"):
+            assert taught(bank, quick(heads=heads, calibrate=calibrate)).parameter_count == heads * projector
+    method = taught(bank, quick(calibrate="network"))
+    words = method.semantics.vectors.shape[1]
     calibrator = layer(DIMENSION, half) + layer(half, 16) + layer(16, DIMENSION)
     calibrator += 2 * layer(words, 8) + 2 * layer(DIMENSION, 8)
-    assert method.parameter_count == projector + calibrator
-    assert taught(bank, quick(calibrate=False)).parameter_count == projector
+    assert method.parameter_count == 2 * projector + calibrator
 
 
 # real features
@@ -486,7 +518,32 @@ def test_on_cifar100_it_beats_nearest_class_mean_and_its_trade_off_and_repeats_i
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"calibrate": False}, {"whitening": None}, {"structure": "learned"}, {"replay": 0}, {"width": 4}],
+    [
+        {},
+        {"calibrate": "network"},
+        {"calibrate": "none"},
+        {"named": False},
+        {"trust": 0.5},
+        {"whitening": None},
+        {"whitening": None, "calibrate": "none"},
+        {"views": False},
+        {"spread": "own"},
+        {"around": "prototype"},
+        {"replay": 0},
+        {"structure": "greedy"},
+        {"structure": "random"},
+        {"structure": "fixed", "total": ALL},
+        {"structure": "learned"},
+        {"loss": "match+contrast"},
+        {"schedule": "released", "sessions": 3},
+        {"width": 4},
+        {"heads": 1},
+        {"heads": 5},
+        {"prototypes": 0.0},
+        {"novel_bias": 0.05},
+        {"lean": "base"},
+        {"lean": "novel"},
+    ],
     ids=str,
 )
 def test_what_was_saved_and_loaded_goes_on_bit_for_bit(changes, tmp_path):
@@ -499,7 +556,8 @@ def test_what_was_saved_and_loaded_goes_on_bit_for_bit(changes, tmp_path):
     for session in list(sessions(bank, draw(bank, 0)))[2:]:
         again.learn(session)
     assert torch.equal(again.scores(bank.test.features), whole.scores(bank.test.features))
-    assert (again.smr, again.remarks, again.names) == (whole.smr, whole.remarks, whole.names)
+    for name in ("smr", "remarks", "names", "pool", "senses", "point"):
+        assert getattr(again, name) == getattr(whole, name)
     one, other = again.state_dict(), whole.state_dict()
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)

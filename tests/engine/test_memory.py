@@ -298,7 +298,8 @@ def test_its_size_is_what_its_tensors_take():
     memory = Memory.of_base(base_session())
     session = novel_session(4, [5, 5])
     memory.add(session, *class_statistics(session, with_views=True), replay=5)
-    floats = 2 * 6 * 6 + 10 * 6 + 10 * 2 * 6
+    statistics, apart = 3 * 6 * 6, 4 * 6
+    floats = statistics + apart + 10 * 6 + 10 * 2 * 6
     assert memory.bytes == 4 * floats + 8 * (6 + 10)
 
 

@@ -77,7 +77,7 @@ def test_without_shrinkage_images_of_a_class_vary_alike_in_all_directions(dtype)
     base = base_session(images=200, dtype=dtype, loud=5.0)
     unit = F.normalize(base.features, dim=-1)
     before = slow_within(unit, base.labels)
-    after = slow_within(unit @ Metric.whitening(base, 0.0).matrix, base.labels)
+    after = slow_within(unit @ Metric.whitening(base, 0.0).matrices[0], base.labels)
     level = after.diagonal().mean()
     same = level * torch.eye(DIMENSION, dtype=torch.float64)
     assert torch.allclose(after, same, atol=1e-4 * level)
@@ -90,7 +90,7 @@ def test_it_is_the_inverse_root_of_the_shrunk_covariance(seed, shrinkage):
     base = base_session(seed=seed)
     within = slow_within(F.normalize(base.features, dim=-1), base.labels)
     shrunk = within + shrinkage * within.diagonal().mean() * torch.eye(DIMENSION)
-    matrix = Metric.whitening(base, shrinkage).matrix
+    matrix = Metric.whitening(base, shrinkage).matrices[0]
     found = matrix @ shrunk @ matrix
     assert torch.allclose(matrix, matrix.T, atol=1e-10)
     assert (torch.linalg.eigvalsh(matrix) > 0).all()
@@ -108,7 +108,9 @@ def test_strong_shrinkage_leaves_cosines_as_they_are(dtype):
 @given(seed=seeds)
 def test_the_more_it_is_shrunk_the_less_it_distorts(seed):
     base = base_session(seed=seed)
-    ranges = [torch.linalg.cond(Metric.whitening(base, shrinkage).matrix) for shrinkage in (0.0, 0.1, 1.0, 10.0, 100.0)]
+    ranges = [
+        torch.linalg.cond(Metric.whitening(base, shrinkage).matrices[0]) for shrinkage in (0.0, 0.1, 1.0, 10.0, 100.0)
+    ]
     assert ranges == sorted(ranges, reverse=True)
     assert 1 <= ranges[-1] < ranges[0]
 
@@ -118,7 +120,7 @@ def test_the_more_it_is_shrunk_the_less_it_distorts(seed):
 def test_one_image_a_class_leaves_the_plain_cosine(shrinkage, dtype):
     base = base_session(classes=6, images=1, dtype=dtype)
     metric = Metric.whitening(base, shrinkage)
-    assert torch.equal(metric.matrix, torch.eye(DIMENSION, dtype=dtype))
+    assert torch.equal(metric.matrices[0], torch.eye(DIMENSION, dtype=dtype))
     assert torch.allclose(cosines(metric(base.features)), cosines(base.features), atol=1e-6)
 
 
@@ -140,7 +142,7 @@ def test_neither_the_order_of_the_images_nor_their_length_matters(seed, random):
     random.shuffle(order)
     lengths = torch.tensor([random.uniform(0.1, 10) for _ in order], dtype=torch.float64)[:, None]
     mixed = replace(base, features=lengths * base.features[order], labels=base.labels[order])
-    assert torch.allclose(Metric.whitening(mixed, 1.0).matrix, Metric.whitening(base, 1.0).matrix, atol=1e-10)
+    assert torch.allclose(Metric.whitening(mixed, 1.0).matrices[0], Metric.whitening(base, 1.0).matrices[0], atol=1e-10)
 
 
 def test_in_a_direction_in_which_images_of_a_class_differ_a_difference_counts_less():
@@ -213,3 +215,83 @@ def test_a_base_class_of_which_no_image_is_at_hand_has_a_finite_spread():
     rest = base.labels != 1
     base = replace(base, features=base.features[rest], labels=base.labels[rest], views=base.views[rest])
     assert Metric.whitening(base, 1.0).read(base).std.isfinite().all()
+
+
+# several readings
+
+
+def two_readings(seed: int = 0, **how) -> BaseSession:
+    """Two readings of each image side by side, of which the second is longer."""
+    first, second = base_session(seed=seed, **how), base_session(seed=seed + 1, **how)
+    sides = {name: torch.cat([getattr(first, name), 3 * getattr(second, name)], -1) for name in ("features", "mean")}
+    return replace(first, **sides, views=None, layout=(DIMENSION, DIMENSION))
+
+
+@pytest.mark.promise
+@given(seed=seeds, shrinkage=shrinkages)
+def test_the_cosine_over_several_readings_is_the_weighted_sum_of_those_of_each(seed, shrinkage):
+    base = two_readings(seed)
+    whole = Metric.whitening(base, shrinkage)
+    parts = base.features.split(DIMENSION, 1)
+    alone = [Metric.whitening(replace(base, features=own, layout=()), shrinkage) for own in parts]
+    lengths = [float(own.norm(dim=1).mean()) for own in parts]
+    shares = [length**2 / sum(other**2 for other in lengths) for length in lengths]
+    expected = sum(share * cosines(metric(own)) for share, metric, own in zip(shares, alone, parts, strict=True))
+    assert torch.allclose(cosines(whole(base.features)), expected, atol=1e-9)
+    for ours, metric in zip(whole.matrices, alone, strict=True):
+        assert torch.equal(ours, metric.matrices[0])
+
+
+@given(seed=seeds)
+def test_a_layout_of_one_reading_is_no_layout(seed):
+    base = base_session(seed=seed)
+    found = Metric.whitening(replace(base, layout=(DIMENSION,)), 1.0)
+    assert torch.equal(found(base.features), Metric.whitening(base, 1.0)(base.features))
+
+
+def test_readings_survive_a_state_and_a_features_length():
+    base = two_readings()
+    metric = Metric.whitening(base, 1.0)
+    again = Metric([torch.empty(0)] * 2, torch.empty(2))
+    for name, value in metric.state_dict().items():
+        setattr(again, name, value)
+    assert torch.equal(again(base.features), metric(base.features))
+    assert torch.allclose(metric(7 * base.features), metric(base.features))
+    assert torch.allclose(metric(base.features).norm(dim=1), torch.ones(len(base.labels), dtype=torch.float64))
+
+
+# fewer images than dimensions
+
+
+@given(seed=seeds, shrinkage=st.floats(0.01, 100), images=st.integers(2, 5))
+def test_with_fewer_images_than_dimensions_it_is_the_same_formula(seed, shrinkage, images):
+    random = torch.Generator().manual_seed(seed)
+    width, labels = 24, torch.arange(3).repeat(images)
+    features = torch.randn(len(labels), width, generator=random, dtype=torch.float64) + 1
+    unit = F.normalize(features, dim=1)
+    within = torch.zeros(width, width, dtype=torch.float64)
+    for label in range(3):
+        own = unit[labels == label]
+        within += (own - own.mean(0)).T @ (own - own.mean(0)) / (len(labels) - 3)
+    shrunk = within / within.diagonal().mean() + shrinkage * torch.eye(width, dtype=torch.float64)
+    values, vectors = torch.linalg.eigh(shrunk)
+    session = BaseSession.of(Session(0, range(3), ("a", "b", "c"), features, labels))
+    found = Metric.whitening(session, shrinkage).matrices[0]
+    assert torch.allclose(found, vectors * values.rsqrt() @ vectors.T, atol=1e-6, rtol=1e-5)
+
+
+# held-out images
+
+
+@given(seed=seeds)
+def test_it_does_not_change_when_images_that_are_held_out_do(seed):
+    base = two_readings(seed)
+    held = torch.arange(len(base.labels)) % 3 == 0
+    noise = torch.randn(base.features.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    other = replace(base, features=torch.where(held[:, None], 9 * noise, base.features))
+    without = replace(base, features=base.features[~held], labels=base.labels[~held])
+    expected = Metric.whitening(base, 1.0, ~held)
+    for found in (Metric.whitening(other, 1.0, ~held), Metric.whitening(without, 1.0)):
+        assert torch.equal(found.weights, expected.weights)
+        assert all(torch.equal(one, two) for one, two in zip(found.matrices, expected.matrices, strict=True))
+    assert not torch.equal(Metric.whitening(other, 1.0).weights, expected.weights)

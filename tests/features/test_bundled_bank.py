@@ -22,7 +22,7 @@ def bank():
 
 
 def test_it_is_small_enough_for_a_wheel():
-    assert FILE.stat().st_size <= 16_000_000
+    assert FILE.stat().st_size <= 18_000_000
 
 
 def test_it_is_cifar100_cut_as_the_field_cuts_it(bank):
@@ -35,16 +35,19 @@ def test_it_has_all_test_images(bank):
     assert torch.bincount(bank.test.labels).tolist() == [100] * 100
 
 
-def test_its_statistics_are_over_all_base_images(bank):
-    assert bank.counts.tolist() == [500] * 60
+def test_its_statistics_are_over_all_base_images_that_were_trained_on(bank):
+    held = torch.bincount(bank.base.labels[bank.base.held], minlength=60)
+    assert (bank.counts + held).tolist() == [500] * 60
+    assert held.tolist() == [10] * 60
 
 
 def test_every_class_has_candidates_and_every_candidate_has_views(bank):
     for part, classes in ((bank.base, range(60)), (bank.novel, range(60, 100))):
         counts = torch.bincount(part.labels, minlength=100)[classes.start : classes.stop]
         assert counts.min() == counts.max() >= 30
-        assert part.views.shape == (len(part.labels), 3, 640)
         assert len(set(part.ids)) == len(part.labels)
+    assert bank.novel.views.shape == (len(bank.novel.labels), 3, bank.dimension)
+    assert bank.base.views is None
 
 
 def test_views_resemble_their_picture_more_than_another(bank):
@@ -102,7 +105,7 @@ def test_it_can_be_cut_otherwise(options, summary, rows):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--shot", "99"], "--shot can be at most 34"),
+        (["--shot", "99"], "--shot can be at most 36"),
         (["--sessions", "99"], "40 novel classes make 8 sessions of 5-way, not 99"),
         (["--draws", "0"], "--draws must be at least 1"),
         (["--seed", "-1"], "--seed"),

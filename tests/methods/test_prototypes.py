@@ -222,6 +222,9 @@ def test_settings_that_make_no_sense_are_refused(words, sentence):
 
 # the strong control
 
+READ = ("features", "views", "mean", "std")
+"""What of a session is features."""
+
 
 def test_without_views_and_with_all_shrinkage_the_strong_control_is_the_cosine_to_unit_means_of_unit_shots():
     world = World.of()
@@ -233,13 +236,54 @@ def test_without_views_and_with_all_shrinkage_the_strong_control_is_the_cosine_t
 
 def test_the_strong_control_is_the_engine_s_prototypes_alone():
     world = World.of()
-    engine = after("concm:calibrate=false,prototypes=1,novel_bias=0,likeness=1,steps=1,base_steps=1", world)
+    engine = after("concm:calibrate=none,prototypes=1,novel_bias=0,steps=1,base_steps=1", world)
     torch.testing.assert_close(engine.scores(world.test), after("ncm_metric", world).scores(world.test))
 
 
-def test_without_names_calibration_does_not_depend_on_them():
+def side_by_side(world: World, *widths: int) -> World:
+    """The same features, said to be readings of these widths."""
+    return replace(world, sessions=tuple(replace(session, layout=widths) for session in world.sessions))
+
+
+def part_of(world: World, *, first: int = 0, last: int | None = None) -> World:
+    """The world as one of its readings sees it."""
+
+    def cut(session):
+        own = {
+            name: value[..., first:last] for name, value in vars(session).items() if name in READ and value is not None
+        }
+        return replace(session, **own)
+
+    return replace(world, sessions=tuple(cut(session) for session in world.sessions), test=world.test[..., first:last])
+
+
+def test_the_strong_control_adds_up_the_cosines_of_readings_by_their_lengths():
+    world = World.of(((1, 1), (1,)))  # of one shot each without views, so that a prototype is one image
+    both = after("ncm_metric:views=false", side_by_side(world, 20, 12)).scores(world.test)
+    first, second = part_of(world, last=20), part_of(world, first=20)
+    base = world.sessions[0].features
+    lengths = torch.stack([base[:, :20].norm(dim=1).mean(), base[:, 20:].norm(dim=1).mean()])
+    shares = lengths.square() / lengths.square().sum()
+    alone = [after("ncm_metric:views=false", own).scores(own.test) for own in (first, second)]
+    torch.testing.assert_close(both, shares[0] * alone[0] + shares[1] * alone[1])
+    assert not torch.allclose(both, after("ncm_metric:views=false", world).scores(world.test), atol=1e-3)
+
+
+def test_the_strong_control_with_readings_is_the_engine_s_prototypes_too_and_survives_its_state():
+    world = side_by_side(World.of(), 8, 8, 16)
+    engine = after("concm:calibrate=none,prototypes=1,novel_bias=0,steps=1,base_steps=1", world)
+    strong = after("ncm_metric", world)
+    torch.testing.assert_close(engine.scores(world.test), strong.scores(world.test))
+    again = choose("ncm_metric").build(seed=1, device="cpu")
+    again.load_state_dict(strong.state_dict())
+    assert torch.equal(again.scores(world.test), strong.scores(world.test))
+    assert [len(matrix) for matrix in again.metric.matrices] == [8, 8, 16]
+
+
+@pytest.mark.parametrize("calibrate", ["names", "network"])
+def test_without_names_calibration_does_not_depend_on_them(calibrate):
     world = World.of()
-    words = "concm:named=false,calibration.steps=3,base_steps=2,steps=2"
+    words = f"concm:named=false,calibrate={calibrate},calibration.steps=3,base_steps=2,steps=2"
     renamed = replace(
         world, sessions=tuple(replace(s, names=tuple(f"thing {at}" for at in s.classes)) for s in world.sessions)
     )

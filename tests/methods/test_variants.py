@@ -113,7 +113,7 @@ def test_an_optional_setting_takes_none_and_a_value():
 
 @pytest.mark.parametrize(("word", "value"), [("true", True), ("false", False)])
 def test_a_switch_is_true_or_false(word, value):
-    assert choose(f"concm:calibrate={word}").settings.calibrate is value
+    assert choose(f"concm:views={word}").settings.views is value
 
 
 def test_spaces_around_names_and_values_do_not_matter():
@@ -157,8 +157,9 @@ REFUSED = {
     "concm:alpha=none": ["'alpha=none'", "a number"],
     "concm:steps=2.5": ["'steps=2.5'", "a whole number"],
     "concm:calibration.steps=few": ["'calibration.steps=few'", "a whole number"],
-    "concm:calibrate=yes": ["'calibrate=yes'", "true or false"],
-    "concm:calibrate=True": ["'calibrate=True'", "true or false"],
+    "concm:views=yes": ["'views=yes'", "true or false"],
+    "concm:views=True": ["'views=True'", "true or false"],
+    "concm:calibrate=true": ["'calibrate=true'", "names, network, none"],
     "concm:structure=round": ["'structure=round'", "matched, greedy, random, fixed, learned"],
     "concm:structure=none": ["'structure=none'", "matched, greedy, random, fixed, learned"],
     "concm:calibration=5": ["'calibration=5'", "calibration.shots="],

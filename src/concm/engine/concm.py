@@ -46,7 +46,7 @@ class Engine(Stateful):
     """ConCM with the three verbs of a method; see `Settings` for what can be varied."""
 
     settings = Settings()
-    values = ("names", "pool", "smr", "remarks", "senses", "point")
+    values = ("seed", "names", "pool", "smr", "remarks", "senses", "point")
     structure: Tensor
     free: Tensor
     lift: Tensor

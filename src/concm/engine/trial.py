@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MOST = 2000
 """Images of each kind that are tried at most, so that the cost of a trial is bounded."""
+LOST = 0.01
+"""Share of the held-out base images that a class known by its name alone may cost."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Trial:
     """Prototype scores and labels of held-out base images and of left-out novel shots.
 
     `held` and `shots` are their features; `expected` (novel classes,) is the cosine to its prototype that a new image
-    of each class is expected to have, by the number of its shots.
+    of each class is expected to have, by the number of its shots; `seen` marks the classes that have any.
     """
 
     held: Tensor
@@ -37,6 +39,7 @@ class Trial:
     novel_scores: Tensor
     novel_labels: Tensor
     expected: Tensor
+    seen: Tensor
     count: int
 
     @classmethod
@@ -51,7 +54,7 @@ class Trial:
         known = torch.cat([F.normalize(memory.apart), prototypes[base:]])
         own, labels, shots, expected = _left_out(engine, prototypes)
         scores = (shots @ prototypes.T).scatter(1, labels[:, None], own[:, None])
-        return cls(held, shots, held @ known.T, held_labels, scores, labels, expected, base)
+        return cls(held, shots, held @ known.T, held_labels, scores, labels, expected, memory.counts[base:] > 0, base)
 
     @torch.no_grad()
     def total(self, head: Head) -> tuple[Tensor, Tensor]:
@@ -74,20 +77,31 @@ class Trial:
         """What is added to the score of each novel class, and the constant behind it with the accuracies expected.
 
         The structure has seen the shots, so its own constant is the one that costs it as many held-out base images.
+        Of a class without any image nothing can be tried: it is left out here, and lifted as far as few base images
+        are lost to it.
         """
-        offset = self.expected.mean() - self.expected
-        base, novel = self.base_scores.clone(), self.novel_scores.clone()
-        base[:, self.count :] += offset
-        novel[:, self.count :] += offset
+        count, seen = self.count, self.seen | ~self.seen.any()
+        usual = self.expected[seen].mean()
+        offset = usual - self.expected
+        tried = torch.where(seen, offset, -torch.inf)
+        base, novel, structural = self.base_scores.clone(), self.novel_scores.clone(), head.structural(self.held)
+        base[:, count:] += tried
+        novel[:, count:] += tried
         if len(novel):
-            point = operating_point((base, self.base_labels), (novel, self.novel_labels), self.count, lean)
+            point = operating_point((base, self.base_labels), (novel, self.novel_labels), count, lean)
             constant, accuracies = point.constant, [point.base, point.novel]
         else:  # no shot was kept: the expected scores are made level
             right = self.base_scores.gather(1, self.base_labels[:, None])
-            constant, accuracies = float(right.mean() - self.expected.mean()) if len(right) else 0.0, []
+            constant, accuracies = float(right.mean() - usual) if len(right) else 0.0, []
         share = float(head.share)
-        other = matched(leads(base, self.count), constant, leads(head.structural(self.held), self.count))
-        return share * (constant + offset) + (1 - share) * other, [constant, *accuracies]
+        among = torch.cat([structural[:, :count], structural[:, count:].masked_fill(~seen, -torch.inf)], 1)
+        other = matched(leads(base, count), constant, leads(among, count))
+        lift = share * (constant + offset) + (1 - share) * other
+        if len(base) and not self.seen.all():
+            total = share * self.base_scores + (1 - share) * structural
+            room = (total[:, :count].amax(1, keepdim=True) - total[:, count:]).quantile(LOST, 0)
+            lift = torch.where(self.seen, lift, lift.minimum(room))
+        return lift, [constant, *accuracies]
 
 
 def _some(labels: Tensor, seed: int) -> Tensor:

@@ -94,7 +94,7 @@ class Bank:
     >>> import concm
     >>> bank = concm.Bank.bundled()
     >>> bank.scenario.base, bank.scenario.sessions, bank.dimension
-    (60, 8, 640)
+    (60, 8, 960)
     """
 
     scenario: Scenario

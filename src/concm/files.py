@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from concm.errors import ConcmError
+from concm.errors import ConcmError, Misuse, loading
 
 
 @contextmanager
@@ -27,6 +27,7 @@ def replacing(path: Path, way_out: str = "") -> Iterator[Path]:
 
     Only a regular file is ever replaced: a device, a pipe or a folder is refused. Rights follow the umask.
     """
+    refuse_stream(path)
     draft = None
     try:
         path = Path(os.path.realpath(path))  # behind a link, its target is replaced
@@ -47,9 +48,26 @@ def replacing(path: Path, way_out: str = "") -> Iterator[Path]:
             draft.unlink(missing_ok=True)
 
 
+def is_stream(path: Path | None) -> bool:
+    """Whether a path stands for standard output."""
+    return str(path) in ("-", "/dev/stdout")
+
+
+def refuse_stream(*paths: Path | None) -> None:
+    """Refuse standard output where something is written that is no text."""
+    for path in filter(is_stream, paths):
+        raise Misuse(f"{path} stands for standard output, which takes text alone; give the name of a file")
+
+
+def text_of(path: Path, what: str, way_out: str) -> str:
+    """The text of a file, which must be UTF-8."""
+    with loading(path, what, way_out):
+        return path.read_text(encoding="utf-8")
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Replace `path`: a crash or a full disk leaves the old file, and no draft; `-` is standard output."""
-    if str(path) in ("-", "/dev/stdout"):
+    if is_stream(path):
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
         return
@@ -64,6 +82,7 @@ def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], meta: Map
 
     `kind` names the sort of file, so that none is taken for another.
     """
+    refuse_stream(path)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     data = save(plain, metadata={"kind": kind, "meta": json.dumps(meta)})
     write_whole(path, data)
@@ -78,20 +97,21 @@ def content_digest(data: bytes) -> str:
 def load_tensors(path: Path, kind: str, expected: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `save_tensors` wrote; a file whose digest is not the `expected` one is refused."""
     what = kind.rsplit("-", 1)[0].removeprefix("concm-")
-    try:
+    with loading(path, f"{what} file", "make it again or get another copy"):
         if expected is not None and content_digest(path.read_bytes()) != expected:
             raise ConcmError(f"{path} is damaged: it is not the {what} file that was written")
-        with safe_open(path, framework="pt") as file:
-            head = file.metadata() or {}
-            if head.get("kind") != kind:
-                raise ConcmError(f"{path} is {_describe(head.get('kind'))}, not a {what} (format {kind})")
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(head["meta"])  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise ConcmError(f"no {what} file at {path}") from error
-    except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
-        raise ConcmError(
-            f"{path} is damaged or not a {what} file ({error}); make it again or get another copy"
-        ) from error
+        try:
+            with safe_open(path, framework="pt") as file:
+                head = file.metadata() or {}
+                if head.get("kind") != kind:
+                    raise ConcmError(f"{path} is {_describe(head.get('kind'))}, not a {what} (format {kind})")
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(error) from error
+        meta = json.loads(head["meta"])
+        if not isinstance(meta, dict):
+            raise ValueError(f"its metadata is a {type(meta).__name__}")
+        return tensors, meta
 
 
 def _describe(kind: str | None) -> str:

@@ -21,6 +21,7 @@ import torch
 
 from concm.classifier import change as store_module
 from concm.classifier.classifier import Classifier
+from concm.classifier.proof import commit
 from concm.classifier.store import Store
 from concm.engine import concm as engine_module
 from concm.engine.concm import Engine
@@ -359,7 +360,9 @@ def test_a_store_cannot_make_code_run(fitted, tmp_path, monkeypatch):
     copy = shutil.copytree(fitted, tmp_path / "zoo")
     with closing(sqlite3.connect(copy / "store.db", isolation_level=None)) as db:
         meta = json.loads(db.execute("SELECT meta FROM store").fetchone()[0])
+        db.execute("BEGIN")
         db.execute("UPDATE store SET meta = ?", (json.dumps({**meta, "backbone": "store_trap:build"}),))
+        commit(db)
     with pytest.raises(Misuse, match="name it yourself"):
         Classifier(copy, device="cpu").predict(picture("cat"))
     assert not mark.exists()

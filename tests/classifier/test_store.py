@@ -480,8 +480,8 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path):
     with Store.create(tmp_path / "old", META) as old:
         with sqlite3.connect(database.file(old.path)) as db:
             db.execute("DROP TABLE evaluations")
-            for table, column in (("store", "identity"), ("store", "lasting"), ("versions", "digest")):
-                db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+            for column in ("store.identity", "store.lasting", "store.proof", "versions.digest", "photos.proof"):
+                db.execute("ALTER TABLE {} DROP COLUMN {}".format(*column.split(".")))
             db.execute("PRAGMA user_version = 1")
         db.close()
     with Store.open(tmp_path / "old") as opened:

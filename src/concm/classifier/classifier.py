@@ -23,24 +23,26 @@ from torch import Tensor
 
 from concm import __version__, backbones
 from concm.backbones import encoder as encoders
-from concm.backbones.encoder import Encoder, Identity
+from concm.backbones.encoder import Encoder
 from concm.classifier.change import Change
-from concm.classifier.confidence import Confidence, Usual
+from concm.classifier.confidence import Usual
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.evaluation import evaluate as measure
 from concm.classifier.folder import refuse_foreign, refuse_unwritable
 from concm.classifier.lesson import Lesson
+from concm.classifier.made import Made
 from concm.classifier.photos import UNKNOWN, Picture, by_class, printable
-from concm.classifier.prediction import Known, Prediction, check_rate, listed, under, whole
+from concm.classifier.prediction import Known, Prediction, check_rate, listed, whole
 from concm.classifier.rehearsal import rehearse
-from concm.classifier.rows import ClassRow, VersionRow
+from concm.classifier.rows import ClassRow, VersionRow, state_file
 from concm.classifier.store import Store
 from concm.classifier.stream import encoded
 from concm.data.images import Broken, BrokenPicture
 from concm.data.scenarios import natural
 from concm.engine.concm import Engine
 from concm.engine.settings import Settings
-from concm.errors import ConcmError, Misuse
+from concm.errors import ConcmError, Misuse, loading
+from concm.files import content_digest
 from concm.records import from_json, to_json
 
 BACKBONE = "efficientnet_lite0"
@@ -326,31 +328,36 @@ class Classifier:
     def _encoder(self) -> Encoder:
         """The frozen backbone, checked to be the one that the store's features come from."""
         reference = self._backbone or BACKBONE
-        if self._store is not None:
+        made = None if self._store is None else Made.of(self._store)
+        if made is not None:
             own = self.path / "backbone.safetensors"
             named = self._backbone is not None and ":" in self._backbone
             if own.exists() and (named or self._backbone is None):
+                made.check(own)
                 reference = f"{self._backbone}@{own}" if named else str(own)
             elif self._backbone is None:
-                reference = backbones.registered(self._store.meta["backbone"]).name
+                reference = backbones.registered(made.backbone).name
         with torch.random.fork_rng(devices=[]):
             encoder = encoders.load_encoder(reference, natural(224)).to(torch.device(self.device))
-        if self._store is not None and encoder.identity != (made := from_json(Identity, self._store.meta["encoder"])):
+        if made is not None and encoder.identity != made.encoder:
             raise Misuse(
-                f"the store at {self.path} was made with {made.name} of weights {made.weights}; {reference} has "
-                f"weights {encoder.weights}, or another transform of pictures"
+                f"the store at {self.path} was made with {made.encoder.name} of weights {made.encoder.weights}; "
+                f"{reference} has weights {encoder.weights}, or another transform of pictures"
             )
         return encoder
 
     def _meta(self) -> dict[str, Any]:
-        encoder = self._encoder
-        identity = {"backbone": encoder.name, "encoder": to_json(encoder.identity)}
-        return {**identity, "seed": self.seed, "concm": __version__}
+        own = self.path / "backbone.safetensors"
+        file = content_digest(own.read_bytes()) if own.is_file() else None
+        return to_json(Made(self._encoder.name, self._encoder.identity, self.seed, __version__, file))
 
     def _all_photos(self, name: str, lesson: Lesson) -> Tensor:
         """Features (n, d) of a known class's photos, old and new."""
         old = [photo.features[0] for photo in self.store.photos(name)]
-        return torch.stack(old + [item.features for item in lesson.photos[name]])
+        new = [item.features for item in lesson.photos[name]]
+        if any(features.shape != new[0].shape for features in old):
+            raise ConcmError(f"the photos of {name!r} in {self.path} are of another backbone; use a copy of the folder")
+        return torch.stack(old + new)
 
     def _write(self, change: Change, lesson: Lesson, *, new: list[str], base: bool) -> None:
         for name in new:
@@ -372,13 +379,12 @@ class Classifier:
         """The current version, read from the store."""
         while True:
             version = self.store.version
-            tensors, state = self.store.state()
+            (tensors, state), names = self.store.state(), [row.name for row in self.classes]
             if self.store.version == version:
                 break
-        engine = Engine(from_json(Settings, state["settings"]), seed=self.store.meta["seed"], device=self.device)
-        engine.load_state_dict(under(tensors, "engine."))
-        confidence = Confidence.of(engine, Usual(**under(tensors, "confidence.")))
-        return Known(version, engine, engine.head, confidence)
+        with loading(state_file(self.path, version), "state of a classifier", "step back with undo"):
+            engine = Engine(from_json(Settings, state["settings"]), seed=Made.of(self.store).seed, device=self.device)
+            return Known.of(version, engine, tensors, names)
 
     def _known(self) -> Known:
         """The current version, read again if another process has learned something since."""

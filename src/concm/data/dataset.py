@@ -94,9 +94,7 @@ class Dataset:
         return Dataset(pseudo, self.transform, relabelled.where(~held), relabelled.where(held))
 
 
-def _share(
-    labels: NDArray[np.int64], classes: int, share: float, generator: np.random.Generator
-) -> NDArray[np.bool_]:
+def _share(labels: NDArray[np.int64], classes: int, share: float, generator: np.random.Generator) -> NDArray[np.bool_]:
     """Marks a share of each class's images, at least one and never all."""
     marked = np.zeros(len(labels), dtype=bool)
     for label in range(classes):

@@ -138,7 +138,7 @@ def test_a_damaged_result_is_refused_with_the_way_out(result, tmp_path, damage):
     path = tmp_path / "run.json"
     result.save(path)
     path.write_bytes(damage(path.read_text()))
-    with pytest.raises(ConcmError, match=r"run\.json is not a whole result file; delete it") as caught:
+    with pytest.raises(ConcmError, match=r"run\.json is damaged or not a whole result file .*; delete it") as caught:
         Result.load(path)
     assert "\n" not in str(caught.value)
 

@@ -17,7 +17,7 @@ from concm.backbones.efficientnet_lite import EfficientNetLite
 from concm.data import augment
 from concm.data.dataset import ImageSet
 from concm.data.transform import Transform
-from concm.errors import ConcmError, Misuse, in_a_line
+from concm.errors import ConcmError, Misuse, in_a_line, loading
 from concm.files import digest, load_tensors, save_tensors
 from concm.records import from_json
 
@@ -176,7 +176,8 @@ def load_encoder(reference: str, transform: Transform, *, mirror: bool = False) 
     path = Path(reference)
     path = path / "backbone.safetensors" if path.is_dir() else path
     if path.suffix == ".safetensors":
-        encoder = _trained(path, mirror)
+        with loading(path, "backbone file", "train it again"):
+            encoder = _trained(path, mirror)
     elif "/" in reference and ":" not in reference:
         raise Misuse(f"no run folder or backbone file at {reference}")
     else:

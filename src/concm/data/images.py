@@ -7,11 +7,13 @@ import io
 import json
 import math
 import os
+import re
 import stat
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -205,21 +207,24 @@ def _stored(
     key = hashlib.blake2b(f"{PIXELS_VERSION}:{side}:{content}".encode(), digest_size=16).hexdigest()
     folder = cache_folder()
     file, notes = folder / f"{key}.npy", folder / f"{key}.json"
-    entry = _read(file, notes)
+    entry = _read(file, notes, (count, side, side, 3))
     if entry is None:
         _decode_all(work, count, side, broken, file, notes)
-        entry = _read(file, notes)
+        entry = _read(file, notes, (count, side, side, 3))
         if entry is None:
             raise ConcmError(f"the cache file {file} cannot be read back; delete it, or set CONCM_CACHE elsewhere")
     pixels, skipped = entry
     return pixels[: count - len(skipped)], skipped
 
 
-def _read(file: Path, notes: Path) -> tuple[NDArray[np.uint8], dict[int, str]] | None:
-    try:
-        return np.load(file, mmap_mode="r"), {int(row): why for row, why in json.loads(notes.read_text())["skipped"]}
-    except (OSError, ValueError, KeyError, EOFError):
-        return None
+def _read(file: Path, notes: Path, shape: tuple[int, ...]) -> tuple[NDArray[np.uint8], dict[int, str]] | None:
+    """A cache entry; none if it is missing or damaged in whatever way."""
+    with suppress(OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, MemoryError):
+        pixels = np.load(file, mmap_mode="r")
+        skipped = {int(row): str(why) for row, why in json.loads(notes.read_bytes())["skipped"]}
+        if pixels.shape == shape and pixels.dtype == np.uint8 and set(skipped) <= set(range(shape[0])):
+            return pixels, skipped
+    return None
 
 
 def _refusal(why: str) -> ConcmError:
@@ -266,10 +271,11 @@ def _digests(paths: Sequence[Path]) -> str:
             status = path.stat()
         except FileNotFoundError as error:
             raise ConcmError(f"no picture at {path}") from error
-        stamps.update(f"{os.path.abspath(path)}:{status.st_size}:{status.st_mtime_ns}\n".encode())
+        stamps.update(os.fsencode(f"{os.path.abspath(path)}:{status.st_size}:{status.st_mtime_ns}\n"))
     ledger = cache_folder() / f"digest-{stamps.hexdigest()}"
-    if ledger.exists() and len(known := ledger.read_text()) == 32:
-        return known
+    with suppress(OSError, UnicodeDecodeError):
+        if re.fullmatch("[0-9a-f]{32}", known := ledger.read_text(encoding="ascii")):
+            return known
     together = hashlib.blake2b(digest_size=16)
 
     def content(path: Path) -> bytes:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concm.errors import ConcmError
+from concm.errors import loading
+
+CIFAR = ("CIFAR batch file", "download cifar-100-python again")
 
 
 class _Kind:
@@ -80,12 +82,9 @@ class _Unpickler(pickle.Unpickler):
 
 def read_batch(path: Path) -> dict[str, Any]:
     """One CIFAR batch file as {key: value}, keys as text, whichever Python wrote it."""
-    try:
-        with path.open("rb") as file:
-            batch = _Unpickler(file, encoding="bytes").load()
+    with loading(path, *CIFAR), path.open("rb") as file:
+        batch = _Unpickler(file, encoding="bytes").load()
         return {
             key.decode() if isinstance(key, bytes) else str(key): value.value if isinstance(value, _Array) else value
             for key, value in batch.items()
         }
-    except Exception as error:
-        raise ConcmError(f"{path} is not a CIFAR batch file ({error}); download cifar-100-python again") from error

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -64,7 +64,7 @@ class Log:
         if self.writes:
             self.out.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, "".join(self._kept()).encode())
-            self.file = self.path.open("a")
+            self.file = self.path.open("a", encoding="utf-8")
 
     def __exit__(self, *error: object) -> None:
         if self.writes:
@@ -74,13 +74,12 @@ class Log:
 
     def _kept(self) -> Iterator[str]:
         """Rows of earlier parts of this run up to its checkpoint; later epochs are run again."""
-        rows = self.path.read_text().splitlines(keepends=True) if self.start and self.path.exists() else []
-        for row in rows:
-            try:
-                if json.loads(row)["step"] <= self.start:
-                    yield row
-            except (ValueError, KeyError):  # a row that a crash cut off
-                continue
+        if not self.start or not self.path.is_file():
+            return
+        for row in self.path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+            with suppress(ValueError, LookupError, TypeError, RecursionError):  # a row that a crash cut off
+                if 0 < json.loads(row)["step"] <= self.start:
+                    yield row.rstrip("\n") + "\n"
 
     def write(self, row: dict[str, Any]) -> None:
         """Write the row of one epoch."""

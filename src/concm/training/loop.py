@@ -93,7 +93,7 @@ class BaseRun:
             "backbone": self.backbone,
             "recipe": self.described,
         }
-        start, before = checkpoint.load(file, model, optimizer, identity) if resume else (0, 0.0)
+        start, before = checkpoint.load(file, model, optimizer, identity, steps) if resume else (0, 0.0)
         # CUDA graphs, because a step is hundreds of small kernels and launching each costs time.
         step_of: Any = torch.compile(model, dynamic=False, mode="reduce-overhead") if self.compiled else model
         wrapped, wrapped_optimizer = fabric.setup(step_of, optimizer)

@@ -117,6 +117,18 @@ def embellished(text: str) -> bytes:
     return json.dumps({**data, "summary": {**data["summary"], "ahm": data["summary"]["ahm"] + 1}}).encode()
 
 
+def without_any_session(text: str) -> bytes:
+    data = json.loads(text)
+    data["heading"]["cut"]["sessions"] = -1
+    return json.dumps({**data, "sessions": []}).encode()
+
+
+def with_a_short_curve(text: str) -> bytes:
+    data = json.loads(text)
+    data["sessions"][-1]["trade_off"]["base"].pop()
+    return json.dumps(data).encode()
+
+
 @pytest.mark.promise
 @pytest.mark.parametrize(
     "damage",
@@ -127,12 +139,29 @@ def embellished(text: str) -> bytes:
         without("sessions"),
         without("summary"),
         embellished,
+        without_any_session,
+        with_a_short_curve,
+        lambda _: b"[" * 100_000,
         lambda _: b"",
         lambda _: b"[]",
         lambda _: b"null",
         lambda _: b"\xff\xfe",
     ],
-    ids=["cut", "session", "heading", "sessions", "summary", "embellished", "empty", "list", "null", "bytes"],
+    ids=[
+        "cut",
+        "session",
+        "heading",
+        "sessions",
+        "summary",
+        "embellished",
+        "none",
+        "curve",
+        "deep",
+        "empty",
+        "list",
+        "null",
+        "bytes",
+    ],
 )
 def test_a_damaged_result_is_refused_with_the_way_out(result, tmp_path, damage):
     path = tmp_path / "run.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class Reading(nn.Module):
     def __init__(self, network: nn.Module, turns: Sequence[int] = (0,), maps: bool = False) -> None:
         super().__init__()
         self.network = network
-        self.turns = tuple(turns)
+        self.turns = tuple(map(index, turns)) or (0,)
         self.maps = maps
 
     def forward(self, images: Tensor) -> Tensor:

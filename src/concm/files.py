@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from concm.errors import ConcmError, Misuse, loading
@@ -100,18 +100,26 @@ def load_tensors(path: Path, kind: str, expected: str | None = None) -> tuple[di
     with loading(path, f"{what} file", "make it again or get another copy"):
         if expected is not None and content_digest(path.read_bytes()) != expected:
             raise ConcmError(f"{path} is damaged: it is not the {what} file that was written")
-        try:
-            with safe_open(path, framework="pt") as file:
-                head = file.metadata() or {}
-                if head.get("kind") != kind:
-                    raise ConcmError(f"{path} is {_describe(head.get('kind'))}, not a {what} (format {kind})")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(error) from error
+        head, tensors = _read(path)
+        if head.get("kind") != kind:
+            raise ConcmError(f"{path} is {_describe(head.get('kind'))}, not a {what} (format {kind})")
         meta = json.loads(head["meta"])
         if not isinstance(meta, dict):
             raise ValueError(f"its metadata is a {type(meta).__name__}")
         return tensors, meta
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and the tensors of a safetensors file; the library opens no path that is not text."""
+    try:
+        if not os.fsdecode(path).isprintable():
+            data = path.read_bytes()
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            return header.get("__metadata__") or {}, load(data)
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(error) from error
 
 
 def _describe(kind: str | None) -> str:

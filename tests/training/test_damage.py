@@ -34,9 +34,9 @@ class Saved:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.model(torch.ones(1, 3)).sum().backward()
         self.optimizer.step()
-        checkpoint.save(path, self.model, self.optimizer, {**META, "step": 3, "seconds": 1.5})
+        checkpoint.save(path, self.model, self.optimizer, {**META, "step": 3, "seconds": 1.5, "losses": {"loss": 2.5}})
 
-    def load(self) -> tuple[int, float]:
+    def load(self) -> tuple[int, float, dict[str, float]]:
         return checkpoint.load(self.path, self.model, self.optimizer, META, STEPS)
 
 
@@ -46,7 +46,7 @@ def saved(tmp_path: Path) -> Saved:
 
 
 def test_a_checkpoint_comes_back(saved):
-    assert saved.load() == (3, 1.5)
+    assert saved.load() == (3, 1.5, {"loss": 2.5})
 
 
 CHANGES = {
@@ -57,6 +57,7 @@ CHANGES = {
     "no step": lambda tensors, meta: meta.pop("step"),
     "seconds without end": lambda tensors, meta: meta.update(seconds=float("inf")),
     "seconds in words": lambda tensors, meta: meta.update(seconds="few"),
+    "losses in words": lambda tensors, meta: meta.update(losses={"loss": "small"}),
     "another part": lambda tensors, meta: tensors.update({"model/other": torch.ones(1)}),
     "a weight less": lambda tensors, meta: tensors.pop("model/weight"),
     "weights of another shape": lambda tensors, meta: tensors.update({"model/weight": torch.ones(9)}),
@@ -84,7 +85,7 @@ def test_whatever_is_changed_a_checkpoint_is_refused_or_can_be_used(saved, tmp_p
     for _ in range(TRIALS):
         rewrite(tmp_path / "whole", saved.path, chance)
         try:
-            step, _ = saved.load()
+            step, *_ = saved.load()
         except ConcmError:
             continue
         assert 0 < step <= STEPS

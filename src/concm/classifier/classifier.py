@@ -11,6 +11,7 @@ Every change makes one version of the store behind it, so nothing half-learned i
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -211,6 +212,8 @@ class Classifier:
         """Drop a class; `undo` brings it back."""
         with self.store.writing(self._waiting, self._wait) as change:
             known = self._load()
+            normal = unicodedata.normalize("NFC", name)
+            name = normal if normal in known.engine.names else name  # older stores have names as they were typed
             change.remove_class(name)
             if len(known.engine.names) <= 2:
                 raise Misuse(f"{name!r} is one of the last two classes, and a classifier has two at least")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -170,6 +171,12 @@ def pictures_under(folder: Path) -> Iterator[Path]:
                 yield Path(at, name)
 
 
+def text(name: str) -> str:
+    """The name of a file or folder as text in its normal form (NFC), with bytes that are no text as their numbers."""
+    whole = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return unicodedata.normalize("NFC", whole)
+
+
 class _Builder:
     """Collects the pictures of one part."""
 
@@ -180,8 +187,8 @@ class _Builder:
         self._paths: list[Path] = []
 
     def add(self, name: str, key: str, path: Path) -> None:
-        self.ids.append(name)
-        self._keys.append(key)
+        self.ids.append(text(name))
+        self._keys.append(text(key))
         self._paths.append(path)
 
     def done(self) -> Pictures:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.markup import escape
-
 from concm.classifier.classifier import Classifier
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.prediction import Prediction
@@ -29,13 +27,13 @@ def show_classes(classifier: Classifier) -> None:
     say(f"{classifier.path}: version {classifier.version}, backbone {meta['backbone']} ({meta['encoder']['weights']})")
     classes = ruled("class", "photos", "since version", "learned", title="")
     for row in classifier.classes:
-        classes.add_row(escape(row.name), str(row.photos), str(row.added), "base" if row.base else "later")
+        classes.add_row(row.name, str(row.photos), str(row.added), "base" if row.base else "later")
     print_whole(classes)
     history = ruled("version", "when (UTC)", "action", "classes", "photos", "what", title="")
     history.columns[-1].justify = "left"
     for line in classifier.history:
         figures = (str(line.classes), str(line.photos))
-        history.add_row(str(line.version), _when(line.created), line.action, *figures, escape(line.detail))
+        history.add_row(str(line.version), _when(line.created), line.action, *figures, line.detail)
     print_whole(history)
 
 

@@ -27,8 +27,11 @@ def save(path: Path, model: nn.Module, optimizer: torch.optim.SGD, meta: dict[st
 
 def load(
     path: Path, model: nn.Module, optimizer: torch.optim.SGD, meta: dict[str, Any], steps: int
-) -> tuple[int, float]:
-    """Restore the state and return its step and the seconds spent so far; another run's checkpoint is refused."""
+) -> tuple[int, float, dict[str, float]]:
+    """Restore the state and return its step, the seconds spent so far and the losses of the epoch that it is in.
+
+    Another run's checkpoint is refused.
+    """
     tensors, saved = load_tensors(path, KIND)
     for what, value in meta.items():
         if saved.get(what) != value:
@@ -41,7 +44,7 @@ def load(
             if not value.isfinite().all():
                 raise ValueError(f"{name} has values that are no numbers")
         _restore(model, optimizer, _under("model/", tensors), _under("momentum/", tensors))
-        return step, seconds
+        return step, seconds, {str(name): float(value) for name, value in saved.get("losses", {}).items()}
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -21,11 +21,15 @@ from concm.files import write_whole
 class Meter:
     """Sums losses on the device, so that only the end of an epoch waits for them, and counts pictures."""
 
-    def __init__(self, start: int, an_epoch: int, batch: int, before: float) -> None:
+    def __init__(self, start: int, an_epoch: int, batch: int, before: float, losses: dict[str, float]) -> None:
         self.start, self.an_epoch, self.batch, self.before = start, an_epoch, batch, before
         self._begun = time.perf_counter()
-        self._sums: dict[str, Tensor] = {}
-        self._count = 0
+        self._sums: dict[str, Tensor | float] = dict(losses)
+        self._count = start % an_epoch if losses else 0
+
+    def losses(self) -> dict[str, float]:
+        """The sums since the last row, with which an interrupted epoch goes on."""
+        return {name: float(value) for name, value in self._sums.items()}
 
     def add(self, losses: dict[str, Tensor]) -> None:
         """Add the losses of one step."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from concm.errors import ConcmError, Misuse
@@ -24,7 +25,7 @@ class Meter:
     def __init__(self, start: int, an_epoch: int, batch: int, before: float, losses: dict[str, float]) -> None:
         self.start, self.an_epoch, self.batch, self.before = start, an_epoch, batch, before
         self._begun = time.perf_counter()
-        self._sums: dict[str, Tensor | float] = dict(losses)
+        self._sums = {name: torch.tensor(value) for name, value in losses.items()}
         self._count = start % an_epoch if losses else 0
 
     def losses(self) -> dict[str, float]:
@@ -34,7 +35,7 @@ class Meter:
     def add(self, losses: dict[str, Tensor]) -> None:
         """Add the losses of one step."""
         for name, value in losses.items():
-            self._sums[name] = self._sums.get(name, 0) + value.detach()
+            self._sums[name] = value.detach() + self._sums.get(name, 0)
         self._count += 1
 
     @property

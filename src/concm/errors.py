@@ -95,5 +95,6 @@ def enough_memory(sentence: str) -> Iterator[None]:
 
 
 def in_a_line(error: Exception | str) -> str:
-    """What an exception says, short and without line breaks."""
-    return textwrap.shorten(str(error), 200, placeholder=" …")
+    """What an exception says, short, without line breaks and without what a terminal would obey."""
+    words = textwrap.shorten(str(error), 200, placeholder=" …")
+    return "".join(letter if letter.isprintable() else "�" for letter in words)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from concm.errors import ConcmError
+from concm.errors import ConcmError, in_a_line
 
 APPLICATION = 0x436F6E43  # marks a SQLite file as ours
 BUSY = 30.0  # seconds; only recovery after a crash makes SQLite itself wait
@@ -204,5 +204,5 @@ def sentences(path: Path) -> Iterator[None]:
         if code == sqlite3.SQLITE_FULL:
             raise ConcmError(f"the disk is full: the store at {path} is unchanged; make room and try again") from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise ConcmError(damaged(path, error)) from error
-        raise ConcmError(f"cannot use the store at {path}: {error}") from error
+            raise ConcmError(damaged(path, in_a_line(error))) from error
+        raise ConcmError(f"cannot use the store at {path}: {in_a_line(error)}") from error

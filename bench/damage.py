@@ -18,9 +18,10 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
-from concm.errors import ConcmError
 from tests.support.mutation import with_other_bytes
 from tests.support.reliability import Hang, about, answers, make_store, seconds
+
+from concm.errors import ConcmError
 
 
 def trial(store: Path, copy: Path, chance: random.Random, before: dict) -> tuple[str, str]:

@@ -35,9 +35,11 @@ FINE, REFUSED, TRACEBACK = 0, 1, 3
 
 def commands() -> dict[str, Callable[[Path], object]]:
     """Every command that changes something, on the store in a folder."""
-    from concm.classifier.classifier import Classifier
     from tests.support.photographs import BACKBONE, pictures
     from tests.support.zoo import QUICK, base_photos
+
+    from concm.classifier.classifier import Classifier
+    from concm.errors import ConcmError
 
     def on(action: Callable[[Any], object]) -> Callable[[Path], object]:
         def run(folder: Path) -> None:
@@ -45,6 +47,11 @@ def commands() -> dict[str, Callable[[Path], object]]:
                 action(zoo)
 
         return run
+
+    def evaluate(zoo: Classifier) -> None:
+        zoo.evaluate({"dog": pictures("dog", 2, first=60)})
+        if zoo.remarks:  # the figures were shown, but could not be kept
+            raise ConcmError(zoo.remarks[0])
 
     def fit(folder: Path) -> None:
         with Classifier(folder / "new", BACKBONE, device="cpu") as zoo:
@@ -56,7 +63,7 @@ def commands() -> dict[str, Callable[[Path], object]]:
         "learn more": on(lambda zoo: zoo.learn({"okapi": pictures("okapi", 2, first=20)})),
         "forget": on(lambda zoo: zoo.forget("okapi")),
         "undo": on(lambda zoo: zoo.undo()),
-        "evaluate": on(lambda zoo: zoo.evaluate({"dog": pictures("dog", 2, first=60)})),
+        "evaluate": on(evaluate),
         "export": on(lambda zoo: zoo.export(structure=zoo.path.parent / "structure.safetensors")),
         "backup": on(lambda zoo: zoo.backup(zoo.path.parent / "copy")),
     }
@@ -101,8 +108,9 @@ def armed(folder: Path, command: Callable[[Path], object], at: int = 0, mode: in
 
 def asked(folder: Path) -> dict[str, Any] | None:
     """What the stores in a folder say, asked in a child; none if one is not whole."""
-    from concm.classifier.classifier import Classifier
     from tests.support.reliability import answers
+
+    from concm.classifier.classifier import Classifier
 
     told = folder.parent / "told"
     told.unlink(missing_ok=True)
@@ -151,8 +159,8 @@ class Suite:
             outcome = "traceback"
         elif now is None:
             outcome = "damaged"
-        elif same(now, self.after) and (status != REFUSED or not same(self.before, self.after)):
-            outcome = "after"
+        elif same(now, self.after) and not same(self.before, self.after):
+            outcome = "after, told as failed" if status == REFUSED else "after"
         elif same(now, self.before):
             outcome = "lost" if done and not same(self.before, self.after) else "before"
         else:
@@ -160,7 +168,7 @@ class Suite:
         if outcome == "before" and in_child(lambda: self.action(self.folder)) != FINE:
             outcome = "not repeatable"
         self.found[mode][outcome] += 1
-        if outcome not in ("before", "after"):
+        if outcome not in ("before", "after", "after, told as failed"):
             print(f"{self.name}, {mode}: {outcome} (status {status})", flush=True)
 
     def calls_one_by_one(self, every: int) -> None:
@@ -283,8 +291,12 @@ def main() -> None:
             subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
             surroundings = {**os.environ, "LD_PRELOAD": library, "OMP_NUM_THREADS": "1", "CONCM_CACHE": folder}
             sys.exit(subprocess.run([sys.executable, *sys.argv], env=surroundings, check=False).returncode)
+    from tests.support.photographs import BACKBONE
     from tests.support.reliability import about, make_store
 
+    from concm.backbones import find_backbone
+
+    find_backbone(BACKBONE)  # so that stores may name it
     begun, rows = time.perf_counter(), {}
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder, "first")
@@ -297,10 +309,11 @@ def main() -> None:
                 suite.power(options.every, random.Random(options.seed))
                 rows[name] = {"calls": suite.calls, **{mode: dict(own) for mode, own in suite.found.items()}}
                 print(name, json.dumps(rows[name]), flush=True)
-    if options.json:
-        taken = round(time.perf_counter() - begun, 1)
+    if options.json:  # commands that were tried before in another run stay in the file
+        old = json.loads(options.json.read_text()) if options.json.exists() else {"commands": {}, "seconds": 0}
+        taken = round(old["seconds"] + time.perf_counter() - begun, 1)
         told = about(every=options.every, seed=options.seed, seconds=taken)
-        options.json.write_text(json.dumps({**told, "commands": rows}, indent=1) + "\n")
+        options.json.write_text(json.dumps({**told, "commands": {**old["commands"], **rows}}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import secrets
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,13 @@ def replacing(path: Path, way_out: str = "") -> Iterator[Path]:
         if path.exists():
             draft.chmod(stat.S_IMODE(path.stat().st_mode))
         os.replace(draft, path)
+        draft = None
     except OSError as error:
         raise ConcmError(f"cannot write {path}: {error.strerror or error}{way_out}") from error
     finally:
         if draft is not None:
-            draft.unlink(missing_ok=True)
+            with suppress(OSError):  # the reason why it failed is told, and whoever writes next removes the draft
+                draft.unlink()
 
 
 def is_stream(path: Path | None) -> bool:

@@ -86,6 +86,11 @@ def test_every_field_of_a_bank_is_checked(file, tmp_path, kind):
     assert "\n" not in str(caught.value)
 
 
+def test_scales_of_double_precision_give_single_features(file, tmp_path):
+    changed(file, tmp_path / "odd.safetensors", put("scale", torch.Tensor.double))
+    assert Bank.load(tmp_path / "odd.safetensors").test.features.dtype == torch.float32
+
+
 def test_metadata_that_are_no_table_are_refused(file, tmp_path):
     tensors, _ = load_tensors(file, KIND)
     save_tensors(tmp_path / "odd.safetensors", KIND, tensors, [1])  # type: ignore[arg-type]

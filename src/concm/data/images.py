@@ -47,8 +47,9 @@ def cache_folder() -> Path:
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Those of `FORMATS` that this Pillow can read; its warning of huge pictures is dropped, they are refused here."""
+    """Those of `FORMATS` that this Pillow can read; its warnings of huge and of odd pictures are dropped."""
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 

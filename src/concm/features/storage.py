@@ -90,7 +90,7 @@ def _bank(tensors: dict[str, Tensor], meta: dict[str, Any], size: int) -> Bank:
 def _part(tensors: dict[str, Tensor], name: str, ids: list[str]) -> Part:
     def dense(kind: str) -> Tensor:
         value = tensors[f"{name}/{kind}"]
-        return value.float() * tensors["scale"] + tensors["offset"] if value.dtype == torch.int8 else value.float()
+        return (value * tensors["scale"] + tensors["offset"] if value.dtype == torch.int8 else value).float()
 
     views = dense("views") if f"{name}/views" in tensors else None
     return Part(dense("features"), tensors[f"{name}/labels"].long(), views, ids, tensors.get(f"{name}/pictures"))

@@ -1,4 +1,4 @@
-"""Random damage to the files of a store: is it noticed, is it harmless, or does the store answer differently?
+"""Random damage to the files of a store: it is noticed, or it is harmless, or the store answers differently.
 
     PYTHONPATH=. python bench/damage.py [--trials 1000] [--seed 0] [--json docs/results/reliability_damage.json]
 

@@ -1,4 +1,4 @@
-"""One that learns and eight that predict, for minutes: do all see whole versions, and do memory and files stay flat?
+"""One that learns and eight that predict, for minutes: all see whole versions, and memory and files stay flat.
 
     PYTHONPATH=. python bench/soak.py [--minutes 10] [--readers 8] [--json docs/results/reliability_soak.json]
 

@@ -307,12 +307,16 @@ def main() -> None:
                 suite = Suite(name, action, store, work)
                 suite.calls_one_by_one(options.every)
                 suite.power(options.every, random.Random(options.seed))
-                rows[name] = {"calls": suite.calls, **{mode: dict(own) for mode, own in suite.found.items()}}
+                rows[name] = {
+                    "calls": suite.calls,
+                    "every": options.every,
+                    **{mode: dict(own) for mode, own in suite.found.items()},
+                }
                 print(name, json.dumps(rows[name]), flush=True)
     if options.json:  # commands that were tried before in another run stay in the file
         old = json.loads(options.json.read_text()) if options.json.exists() else {"commands": {}, "seconds": 0}
         taken = round(old["seconds"] + time.perf_counter() - begun, 1)
-        told = about(every=options.every, seed=options.seed, seconds=taken)
+        told = about(seed=options.seed, seconds=taken)
         options.json.write_text(json.dumps({**told, "commands": {**old["commands"], **rows}}, indent=1) + "\n")
 
 

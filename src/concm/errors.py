@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import difflib
 import pickle
+import struct
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -59,7 +60,7 @@ _STUMBLES = (
         RuntimeError,
         MemoryError,
     ),
-    *(csv.Error, pickle.UnpicklingError),
+    *(csv.Error, pickle.UnpicklingError, struct.error),
 )
 
 

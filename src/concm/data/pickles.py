@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +74,18 @@ _ADMITTED: dict[tuple[str, str], Any] = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """The unpickler that is written in Python: no number in a file makes it take memory for what does not come."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+
+    def load_bytearray8(self: Any) -> None:
+        """A byte array, of as many bytes as there are."""
+        size = int.from_bytes(self.read(8), "little")
+        self.append(bytearray(self.read(size)))
+
+    dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ADMITTED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
@@ -82,8 +94,8 @@ class _Unpickler(pickle.Unpickler):
 
 def read_batch(path: Path) -> dict[str, Any]:
     """One CIFAR batch file as {key: value}, keys as text, whichever Python wrote it."""
-    with loading(path, *CIFAR), path.open("rb") as file:
-        batch = _Unpickler(file, encoding="bytes").load()
+    with loading(path, *CIFAR):
+        batch = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
         return {
             key.decode() if isinstance(key, bytes) else str(key): value.value if isinstance(value, _Array) else value
             for key, value in batch.items()

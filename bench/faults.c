@@ -33,7 +33,8 @@ void faults_arm(const char *where, long at, int how, const char *log) {
 long faults_calls(void) { return calls; }
 
 static int ours(const char *path) {
-    return *folder && path && !strncmp(path, folder, strlen(folder)) && !strstr(path, "-shm");
+    size_t length = strlen(folder);
+    return length && path && !strncmp(path, folder, length) && strchr("/", path[length]) && !strstr(path, "-shm");
 }
 
 static int path_of(int fd, char *path) {

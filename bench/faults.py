@@ -97,7 +97,7 @@ def armed(folder: Path, command: Callable[[Path], object], at: int = 0, mode: in
     """Run a command in a child with the shim armed."""
 
     def run() -> None:
-        shim().faults_arm(os.fsencode(folder) + b"/", at, mode, log.encode())
+        shim().faults_arm(os.fsencode(folder), at, mode, log.encode())
         try:
             command(folder)
         finally:

@@ -9,7 +9,7 @@ from concm.backbones.encoder import Identity
 from concm.classifier import database
 from concm.classifier.store import Store
 from concm.errors import ConcmError, loading
-from concm.files import content_digest
+from concm.files import has_digest
 from concm.records import from_json
 
 
@@ -37,5 +37,5 @@ class Made:
 
     def check(self, file: Path) -> None:
         """Refuse a backbone's file that is not the one that was written."""
-        if self.file is not None and content_digest(file.read_bytes()) != self.file:
+        if self.file is not None and not has_digest(file.read_bytes(), self.file):
             raise ConcmError(f"{file} is damaged: it is not the backbone file that was written")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import shutil
 import sqlite3
@@ -17,6 +19,7 @@ from concm.classifier import database
 from concm.classifier.change import KIND
 from concm.classifier.classifier import Classifier
 from concm.classifier.proof import commit
+from concm.classifier.store import Store
 from concm.errors import ConcmError
 from concm.files import load_tensors, save_tensors
 from tests.support.photographs import picture, pictures
@@ -183,3 +186,54 @@ def test_random_damage_is_noticed_or_harmless(store, tmp_path):
             noticed += 1
         shutil.rmtree(copy)
     assert noticed > TRIALS // 3
+
+
+# copies
+
+
+def test_a_fit_that_was_killed_while_it_made_its_database_can_be_repeated(tmp_path):
+    folder = tmp_path / "zoo"
+    folder.mkdir()
+    for name in (".draft-12ab", ".draft-12ab-journal", ".draft-12ab-wal", "store.lock"):
+        (folder / name).write_bytes(b"")
+    Store.create(folder, {}).close()
+
+
+@pytest.mark.parametrize("call", [1, 3, 5])
+def test_a_backup_that_runs_out_of_disk_leaves_nothing(used, tmp_path, monkeypatch, call):
+    fsync, calls = os.fsync, []
+
+    def full(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) == call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(ConcmError, match="No space left on device"):
+            used.backup(tmp_path / "copy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    used.backup(tmp_path / "copy")
+    with opened(tmp_path / "copy") as copy:
+        assert copy.verify() == []
+
+
+def test_a_read_only_copy_with_changes_of_a_killed_process_is_read(used, tmp_path, monkeypatch):
+    with closing(sqlite3.connect(database.file(used.path))) as db:
+        db.execute("PRAGMA wal_autocheckpoint = 0")
+    used.learn({"yak": pictures("yak", 2)})
+    copy = shutil.copytree(used.path, tmp_path / "copy", ignore=shutil.ignore_patterns("*-shm"))  # while it is open
+    assert (copy / "store.db-wal").stat().st_size
+    connect = database.connect
+
+    def without_shm(path: Path, name: str = "store.db", writable: bool = True) -> sqlite3.Connection:
+        if path == copy:  # as where nothing may be written, which root cannot be told
+            raise ConcmError("unable to open database file")
+        return connect(path, name, writable)
+
+    monkeypatch.setattr(database, "writable", lambda path: False)
+    monkeypatch.setattr(database, "connect", without_shm)
+    with Store.open(copy) as store:
+        assert [row.name for row in store.classes()][-2:] == ["okapi", "yak"]

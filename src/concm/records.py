@@ -63,8 +63,15 @@ def _within(value: float, metadata: Mapping[str, Any]) -> bool:
 
 
 def to_json(record: Any) -> dict[str, Any]:
-    """A record as plain JSON values."""
-    return asdict(record)
+    """A record as the plain values that JSON gives back: lists for tuples."""
+    plain: dict[str, Any] = _plain(asdict(record))
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(own) for key, own in value.items()}
+    return [_plain(own) for own in value] if isinstance(value, list | tuple) else value
 
 
 class WrongRecord(ValueError):

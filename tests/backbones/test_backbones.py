@@ -235,12 +235,14 @@ def test_an_encoder_comes_back_from_its_file(small, tmp_path, by):
     assert found.meta["scenario"] == "folder"
 
 
-def test_identity_tells_weights_transforms_and_mirroring_apart(small):
+def test_identity_tells_weights_transforms_and_readings_apart(small):
     torch.manual_seed(1)
     others = [
         replace(small, network=resnet20()),
         replace(small, transform=replace(TRANSFORM, mean=(0.0, 0.0, 0.0))),
-        replace(small, mirror=True),
+        replace(small, blocks=2),
+        replace(small, turns=2),
+        replace(small, looks=2),
     ]
     assert replace(small).identity == small.identity
     assert all(other.identity != small.identity for other in others)
@@ -313,10 +315,10 @@ def test_nothing_in_is_nothing_out(small):
     assert small.encode(none, views=2).shape == (0, 2, 64)
 
 
-def test_mirroring_averages_a_picture_with_its_mirror_image(small):
+def test_two_looks_average_a_picture_with_its_mirror_image(small):
     some = pictures("a", "b", "c")
     mirrored = replace(some, pixels=np.ascontiguousarray(some.pixels[:, :, ::-1]))
-    both = replace(small, mirror=True)
+    both = replace(small, looks=2)
     torch.testing.assert_close(both.encode(some), (small.encode(some) + small.encode(mirrored)) / 2)
     torch.testing.assert_close(both.encode(mirrored), both.encode(some))
     assert not torch.allclose(small.encode(mirrored), small.encode(some))

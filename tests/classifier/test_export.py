@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from concm.classifier.classifier import Classifier
 from concm.classifier.export import KIND, RATES
@@ -84,7 +85,7 @@ def run(session, structure: Path, pixels: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def by_torch(zoo: Classifier, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    known = zoo._known()
+    known = zoo.known()
     scores = known.engine.scores(zoo._encoder(torch.from_numpy(pixels)))
     return zoo.predict_proba(pixels), known.confidence.familiarity(scores).numpy()
 
@@ -214,6 +215,32 @@ def test_it_crops_as_the_classifier_does_and_needs_no_metric(tmp_path):
     assert_agree(session, structure, zoo, pixels)
 
 
+class Staged(TinyBackbone):
+    """It shows two blocks, and sees the middle of a larger picture."""
+
+    transform = replace(TinyBackbone.transform, resize=SIDE + 8)
+
+    def stages(self, images: Tensor) -> list[Tensor]:
+        maps = self.pool(images)
+        return [maps, self.mix(maps.flatten(1)).tanh()[..., None, None]]
+
+
+def staged() -> Staged:
+    return Staged()
+
+
+@pytest.mark.slow
+def test_it_reads_pictures_in_blocks_and_looks_as_the_classifier_does(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    zoo = Classifier(tmp_path / "zoo", f"{__name__}:staged", device="cpu", blocks=2, looks=5)
+    zoo.fit({name: pictures(name, 6) for name in BASE}, settings=NARROW)
+    model, structure = zoo.export(tmp_path / "zoo.onnx")
+    session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    pixels = np.random.default_rng(0).integers(0, 256, (3, SIDE + 8, SIDE + 8, 3), dtype=np.uint8)
+    assert_agree(session, structure, zoo, pixels)
+
+
 # the structure alone
 
 
@@ -221,7 +248,7 @@ def test_a_structure_says_what_its_columns_are_and_where_the_unknown_begins(zoo,
     tensors, about = load_tensors(structure_of(zoo, tmp_path / "zoo.safetensors"), KIND)
     assert about["labels"] == zoo.classes_.tolist()
     assert (about["base"], about["version"]) == (5, 2)
-    judge = zoo._known().confidence
+    judge = zoo.known().confidence
     assert {float(rate): below for rate, below in about["unknown_below"].items()} == pytest.approx(
         {rate: judge.threshold(rate) for rate in RATES}
     )

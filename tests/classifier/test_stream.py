@@ -145,7 +145,7 @@ def test_pictures_are_brought_to_the_size_of_the_backbone(encoder):
 
 
 def test_mirroring_is_the_encoders(encoder):
-    both = replace(encoder, mirror=True)
+    both = replace(encoder, looks=2)
     results = list(encoded(both, [picture(0), picture(1)]))
     assert_features(results, both, 0, 1)
     assert not torch.allclose(features_of(results), direct(encoder, 0, 1))
@@ -211,8 +211,8 @@ def other_size(encoder: Encoder) -> Encoder:
 
 @pytest.mark.parametrize(
     "change",
-    [lambda _: make_encoder(1), other_size, partial(replace, mirror=True), partial(replace, name="large")],
-    ids=["weights", "transform", "mirror", "name"],
+    [lambda _: make_encoder(1), other_size, partial(replace, looks=2), partial(replace, name="large")],
+    ids=["weights", "transform", "looks", "name"],
 )
 def test_another_backbone_remembers_for_itself(encoder, tmp_path, cache, change):
     paths = write(tmp_path / "data", 0, 1)

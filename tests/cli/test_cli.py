@@ -153,6 +153,20 @@ def test_a_folder_becomes_a_bank_that_can_be_shown(data, backbone, tmp_path, cap
     assert [row[:2] for row in rows_in(out)] == [["0", "4"], ["1", "5"], ["2", "6"]]
 
 
+def test_a_bank_is_made_of_the_readings_that_were_asked_for(data, backbone, tmp_path, capsys):
+    file = tmp_path / "bank.safetensors"
+    assert call(*features(data, backbone, file, "--blocks", 2, "--turns", 2, "--looks", 2)) == 0
+    assert "192 dimensions (64 + 32 + 64 + 32), forward passes per picture: 4" in capsys.readouterr().out
+    found = banks.Bank.load(file)
+    assert (found.encoder.blocks, found.encoder.turns, found.encoder.looks) == (2, 2, 2)
+    for words, why in (
+        (("--turns", 3), "--turns is one of 1, 2, 4, not 3"),
+        (("--looks", 11), "--looks must be at most 10, not 11"),
+        (("--blocks", 4), "--blocks is 4, and ResNet shows 3"),
+    ):
+        assert refusal(capsys, *features(data, backbone, file, *words), code=2) == why
+
+
 def test_limits_keep_a_part_of_the_same_features(data, backbone, tmp_path):
     for name, limits in (("all", []), ("some", ["--base-limit", 2, "--novel-limit", 5])):
         assert call(*features(data, backbone, tmp_path / name, "--precision", "float32", *limits)) == 0

@@ -39,6 +39,18 @@ def test_a_fit_says_what_it_made(world, tmp_path, capsys):
     assert classes(capsys, tmp_path / "zoo") == dict.fromkeys(BASE, 8)
 
 
+def test_a_fit_is_told_how_to_read_photos_and_the_store_remembers_it(world, tmp_path, capsys):
+    words = ("fit", tmp_path / "zoo", world / "base", "--backbone", BACKBONE)
+    told(capsys, *words, "--looks", 2)
+    made_with = shown(capsys, tmp_path / "zoo")["made_with"]["encoder"]
+    assert (made_with["looks"], made_with["blocks"]) == (2, 1)
+    assert [one["label"] for one in answers(capsys, tmp_path / "zoo", world / "base" / BASE[0])] == [BASE[0]] * 8
+    told(capsys, "show", tmp_path / "zoo", "--card", tmp_path / "card.md")
+    assert "forward passes per picture: 2." in (tmp_path / "card.md").read_text()
+    assert call("fit", tmp_path / "other", world / "base", "--backbone", BACKBONE, "--blocks", 2) == 2
+    assert sentence(capsys.readouterr().err).endswith("TinyBackbone has no method `stages`")
+
+
 def test_the_same_seed_makes_the_same_classifier(world, tmp_path, capsys):
     for name in ("one", "other"):
         told(capsys, "fit", tmp_path / name, world / "base", "--backbone", BACKBONE, "--seed", 3)
@@ -103,7 +115,7 @@ def test_every_answer_is_an_object_in_a_line_of_json(zoo, world, capsys):
     assert [one["photo"] for one in found] == files
     assert [(one["label"], one["unknown"]) for one in found] == [("bear", False)] * 4 + [("unknown", True)] * 4
     for one in found:
-        assert one.keys() == {"label", "score", "top", "unknown", "novel", "version", "photo"}
+        assert one.keys() == {"label", "score", "top", "unknown", "novel", "version", "photo", "familiarity"}
         names, scores = zip(*one["top"], strict=True)
         assert len(set(names)) == 4
         assert list(scores) == sorted(scores, reverse=True)
@@ -258,7 +270,7 @@ def test_the_structure_is_written_with_the_labels_of_now(zoo, tmp_path, capsys):
     told(capsys, "forget", zoo, "bear")
     told(capsys, "export", zoo, "--structure", tmp_path / "later")
     for path, labels in ((file, KNOWN), (tmp_path / "later", [name for name in KNOWN if name != "bear"])):
-        tensors, meta = load_tensors(path, "concm-structure-1")
+        tensors, meta = load_tensors(path, "concm-structure-2")
         assert meta["labels"] == labels
         assert len(tensors["prototypes"]) == len(labels)
     assert list(file.parent.iterdir()) == [file]
@@ -349,3 +361,49 @@ def test_a_store_is_verified_and_backed_up(zoo, tmp_path, capsys):
     assert "is damaged in 1 places" in capsys.readouterr().err
     told(capsys, "undo", zoo)
     assert "is sound" in told(capsys, "verify", zoo)
+
+
+def test_corrections_are_typed_as_commands_and_undone(zoo, capsys):
+    listed = json.loads(told(capsys, "show", zoo, "fox", "--json"))["photos"]
+    assert [row["photo"] for row in listed] == [f"{at}.png" for at in range(5)]
+    assert "fox" in told(capsys, "show", zoo, "fox")
+    assert told(capsys, "remove", zoo, "fox/0.png", listed[1]["number"]).startswith("remove: fox (2); version 3")
+    assert told(capsys, "move", zoo, "fox/2.png", "--to", "gnu").startswith(
+        "move: fox (1) to gnu; version 4, 7 classes"
+    )
+    assert told(capsys, "rename", zoo, "gnu", "wildebeest").startswith("rename: gnu to wildebeest; version 5")
+    line = json.loads(told(capsys, "merge", zoo, "wildebeest", "eagle", "--into", "fox", "--json"))
+    assert (line["action"], line["detail"], line["photos"]) == ("merge", "wildebeest, eagle into fox", 4 * 8 + 8)
+    assert classes(capsys, zoo)["fox"] == 8
+    for _ in range(4):
+        assert call("undo", zoo) == 0
+    assert classes(capsys, zoo)["fox"] == 5
+
+
+def test_answers_wrong_photos_and_the_confusion_matrix_are_written_as_tables(zoo, world, tmp_path, capsys):
+    said = told(capsys, "predict", zoo, world / "asked" / "bear", "--csv", tmp_path / "answers.csv")
+    rows = (tmp_path / "answers.csv").read_text().splitlines()
+    assert rows[0] == "path,label,guess,score,unknown,familiarity"
+    assert len(rows) == 1 + len(said.splitlines())
+    assert rows[1].startswith(f"{world}/asked/bear/100.png,bear,bear,")
+    shutil.copytree(world / "asked", tmp_path / "test")
+    shutil.copy(tmp_path / "test" / "bear" / "100.png", tmp_path / "test" / "fox" / "bear.png")
+    tables = ("--wrong", tmp_path / "wrong.csv", "--confusion", tmp_path / "confusion.csv")
+    assert "most often taken: fox for bear (1)" in told(capsys, "evaluate", zoo, tmp_path / "test", *tables)
+    assert (tmp_path / "wrong.csv").read_text().splitlines()[1].startswith(f"{tmp_path}/test/fox/bear.png,fox,bear,")
+    table = [row.split(",") for row in (tmp_path / "confusion.csv").read_text().splitlines()]
+    assert table[0] == ["label", *KNOWN]
+    assert table[1 + KNOWN.index("fox")] == ["fox", "0", "1", "0", "0", "0", "4"]
+
+
+def test_what_is_no_photo_in_a_folder_is_said_by_predict(zoo, world, tmp_path, capsys):
+    folder = shutil.copytree(world / "asked" / "bear", tmp_path / "mixed")
+    (folder / "clip.mov").write_text("no photo")
+    assert call("predict", zoo, folder) == 0
+    assert capsys.readouterr().err.endswith(f"left out in {folder}, for they are no photos by their names: 1 .mov\n")
+
+
+def test_a_list_of_photos_is_taught(zoo, world, tmp_path, capsys):
+    rows = [f"{world}/heron/heron/{at}.png,heron" for at in range(5)]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows]))
+    assert told(capsys, "learn", zoo, tmp_path / "list.csv").startswith("learn: heron (5); version 3")

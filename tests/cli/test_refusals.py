@@ -73,16 +73,28 @@ def test_a_shell_sees_answers_a_complaint_and_no_traceback(zoo, world, tmp_path)
     ]
 
 
-def test_a_photo_that_the_store_has_already_is_refused(zoo, world, tmp_path, capsys):
+def test_a_photo_that_another_class_has_already_is_refused_or_skipped(zoo, world, tmp_path, capsys):
     again, fresh = world / "later" / "fox" / "0.png", write_class(tmp_path / "fox", 2, first=50)
     with unchanged(capsys, zoo):
-        said = refusal(capsys, "learn", zoo, "fox", again, *fresh, code=1)
-        assert f"{again} is already among the photos of 'fox'" in said
         said = refusal(capsys, "learn", zoo, "gnu", *fresh, again, code=2)
         assert f"{again} (gnu) is already known as a photo of 'fox'" in said
-        refusal(capsys, "learn", zoo, "fox", again, "--broken", "skip", code=1)
-    assert call("learn", zoo, "fox", again, *fresh, "--broken", "skip") == 0
-    assert sentence(capsys.readouterr().err) == f"skipped: {again} is already among the photos of 'fox'"
+        assert said.endswith("can be left out with --duplicates skip")
+    assert call("learn", zoo, "gnu", *fresh, again, "--duplicates", "skip") == 0
+    assert sentence(capsys.readouterr().err) == f"skipped: {again} (gnu) is already known as a photo of 'fox'"
+    assert classes(capsys, zoo)["gnu"] == 2
+
+
+def test_of_a_folder_that_grew_only_what_is_new_is_learned(zoo, world, tmp_path, capsys):
+    folder = shutil.copytree(world / "later", tmp_path / "later")
+    assert call("learn", zoo, folder) == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1] == "concm: there is nothing new to learn"
+    assert said.out.startswith("version 2 as before")
+    write_class(folder / "fox", 2, first=50)
+    assert call("learn", zoo, folder) == 0
+    said = capsys.readouterr()
+    assert "concm: 5 of 7 photos of 'fox' are known already" in said.err.splitlines()
+    assert said.out.startswith("learn: fox (2); version 3")
     assert classes(capsys, zoo)["fox"] == 7
 
 

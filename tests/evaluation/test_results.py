@@ -17,8 +17,10 @@ from concm.errors import ConcmError
 from concm.evaluation import results
 from concm.evaluation.bench import BankSource, finish, tasks_of
 from concm.evaluation.results import Heading, Result, Summary
+from concm.evaluation.statistics import Table
 from concm.features.bank import Bank
 from concm.methods import choose
+from concm.report.bench import show
 from tests.support.data import make_bank
 from tests.support.runs import RUN
 
@@ -60,6 +62,16 @@ def test_its_configuration_is_the_full_one(result):
     assert recorded["alpha"] == settings.alpha
     assert recorded.keys() == vars(settings).keys()
     assert recorded["calibration"].keys() == vars(settings.calibration).keys()
+
+
+def test_it_says_how_often_the_backbone_saw_each_picture(result, capsys):
+    bank = replace(make_bank(), encoder=Identity("none", "", turns=2, looks=3, layout=(2, 3)))
+    heading = Heading.of(choose("ncm"), bank, draw=0, seed=0, device="cpu")
+    assert (result.heading.passes, heading.passes) == (1, 6)
+    table = Table.of(bank, [result], 1)
+    assert table.passes == 6
+    show(table)
+    assert "forward passes per picture: 6\n" in capsys.readouterr().out
 
 
 def test_it_has_the_figures_of_every_session(result):

@@ -202,12 +202,12 @@ def test_a_bank_with_pictures_has_them_and_a_copy_of_the_backbone(data, tmp_path
         assert not isinstance(session, BaseSession) or session.backbone is not None
 
 
-@pytest.mark.parametrize("how", [("--method", "savc"), ()], ids=["turned", "mirror"])
+@pytest.mark.parametrize("how", [("--method", "savc"), ()], ids=["turned", "looks"])
 def test_pictures_are_kept_of_plain_backbones_only(how, data, tmp_path, capsys):
     assert call(*training(data, tmp_path / "run", "--epochs", 1, *how)) == 0
     capsys.readouterr()
     words = ("--data", data, *CUT, "--backbone", tmp_path / "run", "--out", tmp_path / "bank.safetensors")
-    assert call("features", "folder", *words, "--keep-pictures", *(() if how else ("--mirror",))) == 2
+    assert call("features", "folder", *words, "--keep-pictures", *(() if how else ("--looks", 2))) == 2
     assert sentence(capsys.readouterr().err).startswith("--keep-pictures keeps the backbone for methods")
 
 

@@ -1,5 +1,5 @@
 """Backbones: the registry, the networks, and the encoder that turns pictures into features."""
 
-from concm.backbones.registry import Backbone, Open, backbones, find_backbone, opened, registered
+from concm.backbones.registry import Backbone, Open, Staged, backbones, find_backbone, opened, registered, staged
 
-__all__ = ["Backbone", "Open", "backbones", "find_backbone", "opened", "registered"]
+__all__ = ["Backbone", "Open", "Staged", "backbones", "find_backbone", "opened", "registered", "staged"]

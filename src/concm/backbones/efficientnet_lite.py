@@ -100,8 +100,12 @@ class EfficientNetLite(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, 3, h, w) → (n, 1280), of any height and width."""
-        x: Tensor = self.head(self.blocks(self.stem(images.flip(-2, -1))))
-        return x.mean((-2, -1))
+        return self.stages(images)[-1].mean((-2, -1))
+
+    def stages(self, images: Tensor) -> list[Tensor]:
+        """(n, 3, h, w) → the maps of the last block and of the head, turned by half a turn."""
+        last: Tensor = self.blocks(self.stem(images.flip(-2, -1)))
+        return [last, self.head(last)]
 
     def fold(self) -> EfficientNetLite:
         """Merge each batch norm into its convolution, in place, so that frozen features are computed faster."""

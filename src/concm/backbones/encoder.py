@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from concm import backbones
+from concm.backbones import readings
 from concm.backbones.efficientnet_lite import EfficientNetLite
 from concm.data import augment
 from concm.data.dataset import ImageSet
@@ -54,30 +56,59 @@ class Reading(nn.Module):
 class Identity:
     """What features depend on, as files record it: the backbone's name and weights, and the transform of pictures.
 
-    Features that do not come from pictures have no transform.
+    Features that do not come from pictures have no transform. `blocks`, `turns` and `looks` are those of the encoder;
+    `layout` has the widths of several readings, and is empty for one.
     """
 
     name: str
     weights: str
     transform: Transform | None = None
-    mirror: bool = False
+    blocks: int = 1
+    turns: int = 1
+    looks: int = 1
+    layout: tuple[int, ...] = ()
+
+    @property
+    def passes(self) -> int:
+        """How often the network sees each picture."""
+        return self.turns * self.looks
+
+    @classmethod
+    def read(cls, data: Any) -> Identity:
+        """From JSON; files of before have `mirror`, which is two looks."""
+        if isinstance(data, dict) and isinstance(data.get("mirror"), bool):
+            data = {"looks": 1 + data["mirror"], **data}
+            del data["mirror"]
+        return from_json(cls, data)
 
 
 @dataclass
 class Encoder:
-    """A network with the transform it was trained for; `mirror` averages each feature with the mirror image's.
+    """A network with the transform it was trained for, and the readings that make a feature.
 
-    `learned` is what its base session learned for a method, beside the network.
+    The last `blocks` of the network are read in 1, 2 or 4 quarter `turns`, and each reading is averaged over `looks`:
+    the central square, its mirror image, and shifts of both. `learned` is what its base session learned for a method,
+    beside the network.
     """
 
     name: str
     network: nn.Module
     transform: Transform
     meta: dict[str, Any]
-    mirror: bool = False
+    blocks: int = 1
+    turns: int = 1
+    looks: int = 1
     learned: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        readings.check(self.blocks, self.turns, self.looks)
+        if isinstance(self.network, Reading):
+            if self._several:
+                raise Misuse("this backbone's base session settled how pictures are read: without `blocks` and `turns`")
+            if self.looks > 1 and self.network.maps:
+                raise Misuse("`looks` averages features, and maps of a shifted or mirrored image lie elsewhere")
+        if self.blocks > 1:
+            backbones.staged(self.network)
         self.weights = digest(self.network.state_dict())
 
     @property
@@ -88,12 +119,35 @@ class Encoder:
     @property
     def plain(self) -> bool:
         """Whether features are the plain output of a network that can be trained further."""
-        return not self.mirror and not isinstance(self.network, (Reading, EfficientNetLite))
+        return self.passes == self.blocks == 1 and not isinstance(self.network, (Reading, EfficientNetLite))
+
+    @property
+    def passes(self) -> int:
+        """How often the network sees each picture."""
+        return self.turns * self.looks * (len(self.network.turns) if isinstance(self.network, Reading) else 1)
+
+    @property
+    def _several(self) -> bool:
+        return self.blocks * self.turns > 1
+
+    @cached_property
+    def layout(self) -> tuple[int, ...]:
+        """The widths of the readings that stand side by side in a feature, found by trying an empty picture."""
+        size = self.transform.size
+        training = self.network.training
+        images = torch.zeros(1, 3, size, size, device=self.device)
+        with torch.inference_mode():
+            try:
+                found = readings.pooled(self.network.eval(), images, self.blocks)
+            finally:
+                self.network.train(training)
+        return tuple(own.shape[1] for own in found) * self.turns
 
     @property
     def identity(self) -> Identity:
         """What the features of this encoder depend on."""
-        return Identity(self.name, self.weights, self.transform, self.mirror)
+        layout = self.layout if self._several else ()
+        return Identity(self.name, self.weights, self.transform, self.blocks, self.turns, self.looks, layout)
 
     def to(self, device: torch.device) -> Encoder:
         """Move to a device, in eval mode and in the layout that is fastest for convolutions."""
@@ -124,13 +178,11 @@ class Encoder:
             tick(len(rows))
         if parts:
             return torch.cat(parts)
-        side = self.transform.resize
-        width = self(torch.zeros(1, side, side, 3, dtype=torch.uint8, device=self.device)).shape[1]
-        return torch.empty(0, *([views] if views else []), width)
+        return torch.empty(0, *([views] if views else []), sum(self.layout))
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(n, h, w, 3) uint8 → (n, d) float32 on the CPU."""
-        return self._features(self.transform.centre(pixels)).cpu()
+        return self._features(readings.looks_at(pixels, self.transform, self.looks)).cpu()
 
     def views(self, pixels: Tensor, ids: list[str], views: int, seed: int = 0) -> Tensor:
         """Features (n, views, d) of weak views, which depend only on the picture, its id and the seed."""
@@ -138,17 +190,14 @@ class Encoder:
         out = []
         for view in range(views):
             images = augment.weak(pixels, random[:, view], self.transform.size)
-            out.append(self._features(self.transform.normalise(images)).cpu())
+            out.append(self._features([self.transform.normalise(images)]).cpu())
         return torch.stack(out, 1)
 
     @torch.inference_mode()
-    def _features(self, images: Tensor) -> Tensor:
-        images = images.contiguous(memory_format=torch.channels_last)
+    def _features(self, looks: Iterable[Tensor]) -> Tensor:
+        looks = (images.contiguous(memory_format=torch.channels_last) for images in looks)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            features: Tensor = self.network(images).float()
-            if self.mirror:
-                features = (features + self.network(images.flip(3)).float()) / 2
-        return features
+            return readings.read(self.network, looks, blocks=self.blocks, turns=self.turns)
 
     def save(self, path: Path) -> None:
         """Write the network with what is needed to use it again."""
@@ -165,11 +214,12 @@ def _uniform(name: str, views: int) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).random((views, augment.RANDOMS), dtype=np.float32))
 
 
-def load_encoder(reference: str, transform: Transform, *, mirror: bool = False) -> Encoder:
+def load_encoder(reference: str, transform: Transform, *, blocks: int = 1, turns: int = 1, looks: int = 1) -> Encoder:
     """A trained backbone by its file or run folder, or a registered one that comes with weights by name.
 
     A file cannot name code to run: weights of a user's own network are loaded as `package.module:factory@file`.
     """
+    readings.check(blocks, turns, looks)
     factory, at, file = reference.partition("@")
     if at and ":" in factory:
         backbones.find_backbone(factory)
@@ -178,17 +228,17 @@ def load_encoder(reference: str, transform: Transform, *, mirror: bool = False) 
     path = path / "backbone.safetensors" if path.is_dir() else path
     if path.suffix == ".safetensors":
         with loading(path, "backbone file", "train it again"):
-            encoder = _trained(path, mirror)
+            encoder = _trained(path, (blocks, turns, looks))
     elif "/" in reference and ":" not in reference:
         raise Misuse(f"no run folder or backbone file at {reference}")
     else:
-        encoder = _ready(reference, transform, mirror)
+        encoder = _ready(reference, transform, (blocks, turns, looks))
     if isinstance(encoder.network, EfficientNetLite):
         encoder.network.fold()
     return encoder
 
 
-def _trained(path: Path, mirror: bool) -> Encoder:
+def _trained(path: Path, how: tuple[int, int, int]) -> Encoder:
     state, meta = load_tensors(path, KIND)
     if not meta.keys() >= {"name", "transform"}:
         raise ConcmError(f"{path} lacks its backbone's name or transform; train it again")
@@ -199,14 +249,12 @@ def _trained(path: Path, mirror: bool) -> Encoder:
     except RuntimeError as error:
         raise ConcmError(f"{path} does not hold the weights of {meta['name']}: {in_a_line(error)}") from error
     network = Reading.of(network, **meta.get("reading", {"turns": (0,), "maps": False}))
-    if mirror and isinstance(network, Reading) and network.maps:
-        raise Misuse("`mirror` averages features, and maps of a mirror image do not lie on those of the image")
-    return Encoder(meta["name"], network, from_json(Transform, meta["transform"]), meta, mirror, learned)
+    return Encoder(meta["name"], network, from_json(Transform, meta["transform"]), meta, *how, learned)
 
 
-def _ready(name: str, transform: Transform, mirror: bool) -> Encoder:
+def _ready(name: str, transform: Transform, how: tuple[int, int, int]) -> Encoder:
     backbone = backbones.find_backbone(name)
     if not backbone.ready:
         raise Misuse(f"{name} comes without weights: `concm train` it, then give its file or run folder")
     meta = {"dimension": backbone.dimension, "recipe": None}
-    return Encoder(backbone.name, backbone.build(), backbone.transform or transform, meta, mirror)
+    return Encoder(backbone.name, backbone.build(), backbone.transform or transform, meta, *how)

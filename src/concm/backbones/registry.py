@@ -56,6 +56,20 @@ def opened(network: nn.Module) -> Open:
     return cast(Open, network)
 
 
+class Staged(Protocol):
+    """A network that shows the maps of its blocks."""
+
+    def stages(self, images: Tensor) -> list[Tensor]:
+        """(n, 3, h, w) → the maps (n, d, h', w') of its blocks in order; the mean of the last ones is the feature."""
+
+
+def staged(network: nn.Module) -> Staged:
+    """The network, checked to show the maps of its blocks."""
+    if not callable(getattr(network, "stages", None)):
+        raise Misuse(f"`blocks` above 1 reads earlier blocks, and {type(network).__name__} has no method `stages`")
+    return cast(Staged, network)
+
+
 def _lite(variant: int, size: int) -> Backbone:
     grey = 127 / 255
     return Backbone(

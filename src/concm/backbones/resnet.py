@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -68,6 +69,10 @@ class ResNet12(nn.Module):
         """(n, 3, h, w) → (n, 640, h/16, w/16)."""
         return self.back(self.front(images))
 
+    def stages(self, images: Tensor) -> list[Tensor]:
+        """(n, 3, h, w) → the maps of the four blocks."""
+        return list(accumulate(self.blocks, _onwards, initial=images))[1:]
+
     def forward(self, images: Tensor) -> Tensor:
         """(n, 3, h, w) → (n, 640)."""
         return self.maps(images).mean((2, 3))
@@ -132,6 +137,11 @@ class ResNet(nn.Module):
         """(n, 3, h, w) → the last maps."""
         return self.back(self.front(images))
 
+    def stages(self, images: Tensor) -> list[Tensor]:
+        """(n, 3, h, w) → the maps of the layers."""
+        stem = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        return list(accumulate(map(self.get_submodule, self._layers), _onwards, initial=stem))[1:]
+
     def _through(self, layers: list[str], x: Tensor) -> Tensor:
         for layer in layers:
             x = self.get_submodule(layer)(x)
@@ -140,6 +150,11 @@ class ResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(n, 3, h, w) → (n, dimension)."""
         return self.maps(images).mean((2, 3))
+
+
+def _onwards(maps: Tensor, block: nn.Module) -> Tensor:
+    out: Tensor = block(maps)
+    return out
 
 
 def _initialise(network: nn.Module) -> None:

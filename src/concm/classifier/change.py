@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +64,30 @@ class Change:
         which = class_id(self._db, self._path, name)
         self._db.execute("UPDATE classes SET removed = ? WHERE id = ?", (self.version, which))
 
+    def rename_class(self, name: str, to: str) -> None:
+        """Give a class another name; it keeps its place."""
+        which = class_id(self._db, self._path, name)
+        self._db.execute("INSERT INTO corrections VALUES (?, NULL, ?, ?)", (self.version, which, name))
+        self._db.execute("UPDATE classes SET name = ? WHERE id = ?", (to, which))
+
+    def remove_photos(self, photos: Iterable[int]) -> None:
+        """Remove photos, by number; like classes, they stay in the file for as long as undo can bring them back."""
+        self._db.executemany("UPDATE photos SET gone = ? WHERE id = ?", [(self.version, at) for at in photos])
+
+    def move_photos(self, photos: Iterable[int], class_name: str) -> None:
+        """Move photos, by number, to another class."""
+        to = class_id(self._db, self._path, class_name)
+        for at in photos:
+            found = "INSERT INTO corrections SELECT ?, id, class, NULL FROM photos WHERE id = ?"
+            self._db.execute(found, (self.version, at))
+            self._db.execute("UPDATE photos SET class = ? WHERE id = ?", (to, at))
+
     def has_photo(self, digest: str) -> str | None:
         """The class that already has this picture, also one added by this change."""
         row = self._db.execute(
-            "SELECT name FROM photos JOIN classes ON classes.id = class WHERE digest = ? AND removed IS NULL", (digest,)
+            "SELECT name FROM photos JOIN classes ON classes.id = class"
+            " WHERE digest = ? AND removed IS NULL AND gone IS NULL",
+            (digest,),
         ).fetchone()
         return None if row is None else str(row[0])
 
@@ -104,13 +124,15 @@ class Change:
         db.execute(
             "UPDATE versions SET action = ?, detail = ?, created = ?,"
             " classes = (SELECT count(*) FROM classes WHERE removed IS NULL),"
-            " photos = (SELECT count(*) FROM photos JOIN classes ON classes.id = class WHERE removed IS NULL)"
+            " photos = (SELECT count(*) FROM photos JOIN classes ON classes.id = class"
+            " WHERE removed IS NULL AND gone IS NULL)"
             " WHERE version = ?",
             (action, detail, now(), self.version),
         )
         newest = "SELECT version FROM versions WHERE kept ORDER BY version DESC LIMIT ?"
         db.execute(f"UPDATE versions SET kept = 0 WHERE kept AND version NOT IN ({newest})", (KEEP,))
         db.execute("DELETE FROM classes WHERE removed <= (SELECT min(version) FROM versions WHERE kept)")
+        db.execute("DELETE FROM photos WHERE gone <= (SELECT min(version) FROM versions WHERE kept)")
         line = lines(db)[-1]
         commit(db)
         return line

@@ -24,32 +24,38 @@ from torch import Tensor
 
 from concm import __version__, backbones
 from concm.backbones import encoder as encoders
-from concm.backbones.encoder import Encoder
+from concm.backbones.encoder import Encoder, Identity
 from concm.classifier.change import Change
-from concm.classifier.confidence import Usual
+from concm.classifier.confidence import ENOUGH, Confidence
+from concm.classifier.corrections import Chosen, Correction
+from concm.classifier.duplicates import Duplicates, check_duplicates, only_new
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.evaluation import evaluate as measure
 from concm.classifier.folder import refuse_foreign, refuse_unwritable
+from concm.classifier.folders import Nested, Similar, beside, refuse_similar
 from concm.classifier.lesson import Lesson
 from concm.classifier.made import Made
-from concm.classifier.photos import UNKNOWN, Picture, by_class, printable
-from concm.classifier.prediction import Known, Prediction, check_rate, listed, whole
-from concm.classifier.rehearsal import rehearse
-from concm.classifier.rows import ClassRow, VersionRow, state_file
+from concm.classifier.photos import Picture, by_class, printable
+from concm.classifier.prediction import Known, Prediction, Predictions, check_rate, listed, many, whole
+from concm.classifier.rehearsal import Plan, rehearse
+from concm.classifier.rows import ClassRow, PhotoRow, VersionRow, state_file
 from concm.classifier.store import Store
 from concm.classifier.stream import encoded
 from concm.data.images import Broken, BrokenPicture
 from concm.data.scenarios import natural
 from concm.engine.concm import Engine
+from concm.engine.operating import Lean
 from concm.engine.settings import Settings
 from concm.errors import ConcmError, Misuse, loading
 from concm.files import content_digest
 from concm.records import from_json, to_json
 
 BACKBONE = "efficientnet_lite0"
+LITE_BLOCKS = 2
+"""How many of the last blocks of an EfficientNet-Lite photos are read from, unless something else is asked for."""
 UNKNOWN_RATE = 0.05
 Given = str | os.PathLike[str] | Mapping[str, Any]
-"""A folder of class folders, or pictures by class name."""
+"""A folder of class folders, a CSV file of paths and labels, or pictures by class name."""
 
 
 class Classifier:
@@ -70,6 +76,10 @@ class Classifier:
         Seconds to wait for another process that is changing the store.
     waiting
         A function that is called when such a wait begins.
+    blocks, looks
+        How photos are read, for `fit`: how many of the network's last blocks (2 of EfficientNet-Lite, else 1), and how
+        many looks at a photo are averaged (1; 2 adds its mirror image, up to 10 add shifts), each a forward pass. A
+        store knows its own.
 
     Examples
     --------
@@ -94,6 +104,8 @@ class Classifier:
         seed: int = 0,
         wait: float = 60.0,
         waiting: Callable[[], None] | None = None,
+        blocks: int | None = None,
+        looks: int | None = None,
     ) -> None:
         self.path = Path(path)
         self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
@@ -104,12 +116,12 @@ class Classifier:
         if not 0 <= seed < 2**63:
             raise Misuse(f"a seed is a whole number from 0 to 2^63 − 1, not {seed}")
         self.seed, self._wait, self._waiting = seed, wait, waiting
-        self._backbone = backbone
+        self._backbone, self._blocks, self._looks = backbone, blocks, looks
         self._store = self._found()
         if self._store is None:
             refuse_foreign(self.path)
-        elif backbone is not None:
-            _ = self._encoder  # refuses a backbone that is not the store's
+        elif any(given is not None for given in (backbone, blocks, looks)):
+            _ = self._encoder  # refuses a backbone or readings that are not the store's
         self._cached: Known | None = None
         self.remarks: list[str] = []
 
@@ -145,7 +157,7 @@ class Classifier:
     @property
     def classes_(self) -> NDArray[np.str_]:
         """The class names, in the order of `predict_proba`'s columns."""
-        return np.array(self._known().engine.names)
+        return np.array(self.known().engine.names)
 
     @property
     def history(self) -> list[VersionRow]:
@@ -159,43 +171,88 @@ class Classifier:
 
     # Learning
 
-    def fit(self, photos: Given, *, broken: Broken = "refuse", settings: Settings | None = None) -> Classifier:
-        """Make the store from the base classes, from which metric, attributes and confidence are learned.
+    def fit(
+        self,
+        photos: Given,
+        *,
+        broken: Broken = "refuse",
+        duplicates: Duplicates = "refuse",
+        nested: Nested = "refuse",
+        similar_names: Similar = "refuse",
+        lean: Lean = "even",
+        settings: Settings | None = None,
+    ) -> Classifier:
+        """Make the store from the base classes, from which metric, kinship of names and confidence are learned.
 
-        Without `settings` they are chosen by rehearsing later sessions on the base classes.
+        Where base and new classes compete, `lean` says what counts: accuracy over all classes (base), the harmonic mean
+        of both kinds (novel), or both alike. Without `settings`, how far names are trusted is rehearsed.
         """
+        check_duplicates(duplicates)
         if (found := self._found()) is not None:
             found.close()
             raise Misuse(f"the store at {self.path} is fitted already: teach it more with learn, or use another folder")
         refuse_unwritable(self.path)
-        groups = by_class(photos)
+        groups = by_class(photos, nested=nested)
+        refuse_similar(groups, (), similar_names)
         if len(groups) < 2:
             raise Misuse(f"fit needs two classes or more, and there is only {next(iter(groups))!r}")
-        lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True)
+        lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True, distinct=False)
+        lesson = only_new(lesson, duplicates)
+        if lost := groups.keys() - lesson.photos.keys():
+            raise ConcmError(f"class {min(lost)!r} has no photo left that can be used")
         base = lesson.base_session()
         unseen = self._encoder.meta.get("recipe") is None
-        plan = rehearse(base, settings, unseen=unseen, seed=self.seed, device=self.device)
+        plan = (
+            rehearse(base, lean, unseen=unseen, seed=self.seed, device=self.device)
+            if settings is None
+            else Plan(settings)
+        )
         engine = Engine(plan.settings, seed=self.seed, device=self.device)
         engine.fit_base(base)
         store = Store.create(self.path, self._meta(), self._waiting, self._wait)
         if not unseen:
             self._encoder.save(self.path / "backbone.safetensors")
         with store.writing(self._waiting, self._wait) as change:
-            change.describe(self._meta())
+            change.describe({**self._meta(), "rehearsal": plan.tried})
             self._write(change, lesson, new=list(lesson.photos), base=True)
-            self._commit(change, "fit", str(lesson), engine, plan.usual, first=True)
+            self._commit(change, "fit", str(lesson), engine, first=True)
         store.close()
         self._store = Store.open(self.path)
-        self.remarks = lesson.remarks + plan.remarks + engine.remarks
+        self.remarks = beside(photos) + lesson.remarks + engine.remarks
         return self
 
-    def learn(self, photos: Given, *, broken: Broken = "refuse") -> Classifier:
-        """Learn new classes, and improve known ones for which there are more photos now: one session, one version."""
+    def learn(
+        self,
+        photos: Given,
+        *,
+        broken: Broken = "refuse",
+        duplicates: Duplicates = "refuse",
+        nested: Nested = "refuse",
+        similar_names: Similar = "refuse",
+    ) -> Classifier:
+        """Learn new classes, and improve known ones for which there are more photos now: one session, one version.
+
+        Photos that their class has already are left out, and `remarks` say so; where nothing is new, nothing changes.
+        `duplicates` says what to do with a picture that two classes claim, `nested` with folders in class folders, and
+        `similar_names` with names that differ in nothing but their spelling.
+        """
+        check_duplicates(duplicates)
+        _ = self.store
+        groups = by_class(photos, nested=nested)
+        refuse_similar(groups, [row.name for row in self.classes], similar_names)
+        self._taught(Lesson.of(self._encoder, groups, broken=broken, distinct=False), duplicates, similar_names)
+        self.remarks = beside(photos) + self.remarks
+        return self
+
+    def _taught(self, lesson: Lesson, duplicates: Duplicates, similar_names: Similar = "refuse") -> Classifier:
         store = self.store
-        lesson = Lesson.of(self._encoder, by_class(photos), broken=broken)
         with store.writing(self._waiting, self._wait) as change:
             known = self._load()
-            lesson = lesson.unless(change.has_photo, broken)
+            refuse_similar(lesson.photos, known.engine.names, similar_names)
+            lesson = only_new(lesson, duplicates, change.has_photo)
+            if not lesson.photos:
+                self.remarks = [*lesson.remarks, "there is nothing new to learn"]
+                return self
             engine, names, said = known.engine, known.engine.names, len(known.engine.remarks)
             new = [name for name in lesson.photos if name not in names]
             more = {names.index(name): self._all_photos(name, lesson) for name in lesson.photos if name in names}
@@ -204,7 +261,7 @@ class Classifier:
             if new:
                 engine.learn(lesson.only(new).session(len(store.history()), len(names)))
             self._write(change, lesson, new=new, base=False)
-            self._commit(change, "learn", str(lesson), engine, known.confidence.usual)
+            self._commit(change, "learn", str(lesson), engine, known.confidence)
         self.remarks = lesson.remarks + engine.remarks[said:]
         return self
 
@@ -217,10 +274,57 @@ class Classifier:
             change.remove_class(name)
             if len(known.engine.names) <= 2:
                 raise Misuse(f"{name!r} is one of the last two classes, and a classifier has two at least")
-            label = known.engine.names.index(name)
-            usual = known.confidence.without(label)
-            known.engine.forget(label)
-            self._commit(change, "forget", name, known.engine, usual)
+            known.engine.forget(known.engine.names.index(name))
+            self._commit(change, "forget", name, known.engine, known.confidence)
+        return self
+
+    def photos(self, name: str) -> list[PhotoRow]:
+        """The photos of a class as they are remembered: number, file name, features and a thumbnail."""
+        return self.store.photos(name)
+
+    def remove(self, photos: Sequence[Chosen]) -> Classifier:
+        """Remove photos, by number or file name (`class/file` where several are called so)."""
+        return self._corrected("remove", lambda correction: correction.remove(photos))
+
+    def move(self, photos: Sequence[Chosen], to: str) -> Classifier:
+        """Move photos, named as for `remove`, to another class, known or new."""
+        return self._corrected("move", lambda correction: correction.move(photos, to))
+
+    def rename(self, name: str, to: str) -> Classifier:
+        """Give a class another name."""
+        return self._corrected("rename", lambda correction: correction.rename(name, to))
+
+    def merge(self, names: Sequence[str], into: str) -> Classifier:
+        """Make one class of several, called `into`, which is one of them; a base class among them makes it one."""
+        return self._corrected("merge", lambda correction: correction.merge(names, into))
+
+    def _corrected(self, action: str, correct: Callable[[Correction], str]) -> Classifier:
+        with self.store.writing(self._waiting, self._wait) as change:
+            correction = Correction(self.store, change, self._load())
+            said = len(correction.known.engine.remarks)
+            detail = correct(correction)
+            known = correction.known
+            self._commit(change, action, detail, known.engine, known.confidence)
+        self.remarks = known.engine.remarks[said:]
+        return self
+
+    def calibrate(self, photos: Given, *, broken: Broken = "refuse", nested: Nested = "refuse") -> Classifier:
+        """Adapt probabilities and the rate of "unknown" to labelled photos of new conditions; nothing is learned.
+
+        They stay so when more is learned, until this is done again or undone.
+        """
+        lesson = Lesson.of(self._encoder, by_class(photos, nested=nested), broken=broken, remember=True, distinct=False)
+        with self.store.writing(self._waiting, self._wait) as change:
+            known = self._load()
+            names = known.engine.names
+            if strange := [name for name in lesson.photos if name not in names]:
+                raise Misuse(f"calibrating takes photos of known classes, and {strange[0]!r} is none")
+            labels = torch.tensor([names.index(name) for name in lesson.truth])
+            if len(labels) < ENOUGH:
+                raise Misuse(f"{len(labels)} photos do not tell what is usual: calibrating takes {ENOUGH} or more")
+            confidence = Confidence.usual(known.scores(lesson.features), labels, adapted=True)
+            self._commit(change, "calibrate", str(lesson), known.engine, confidence)
+        self.remarks = beside(photos) + lesson.remarks
         return self
 
     def undo(self) -> VersionRow:
@@ -230,10 +334,21 @@ class Classifier:
     # Prediction
 
     def predict(
-        self, pictures: Picture | Sequence[Picture], *, unknown_rate: float = UNKNOWN_RATE, top: int = 5
-    ) -> list[Prediction]:
-        """Say what each picture shows; at most about `unknown_rate` of photos of known classes are called unknown."""
-        return [whole(item) for item in self.stream(listed(pictures), unknown_rate=unknown_rate, top=top)]
+        self,
+        pictures: Picture | Sequence[Picture],
+        *,
+        unknown_rate: float = UNKNOWN_RATE,
+        top: int = 5,
+        broken: Broken | None = None,
+    ) -> Predictions:
+        """Say what each picture shows; at most about `unknown_rate` of photos of known classes are called unknown.
+
+        What cannot be read of a folder is in the result's `failures`. Of pictures that are listed one by one, each
+        has an answer in its place, or an error is raised; `broken` chooses one or the other.
+        """
+        found = self.stream(listed(pictures), unknown_rate=unknown_rate, top=top)
+        refuse = not many(pictures) if broken is None else broken == "refuse"
+        return Predictions.of(map(whole, found) if refuse else found)
 
     def stream(
         self, pictures: Sequence[Picture], *, unknown_rate: float = UNKNOWN_RATE, top: int = 5
@@ -242,50 +357,44 @@ class Classifier:
         check_rate(unknown_rate)
         if top < 1:
             raise Misuse(f"at least one guess must be asked for, not {top}")
-        self._known()
+        self.known()
         for item in encoded(self._encoder, pictures, thumbnails=False, title="predicting"):
             if isinstance(item, BrokenPicture):
                 yield item
                 continue
-            known = self._known()
-            scores = known.scores(item.features[None])
-            probabilities = known.confidence.probabilities(scores)[0]
-            strange = bool(known.confidence.familiarity(scores)[0] < known.confidence.threshold(unknown_rate))
-            best = probabilities.topk(min(top, len(probabilities)))
-            names = known.engine.names
-            guesses = [(names[at], float(p)) for at, p in zip(best.indices.tolist(), best.values, strict=True)]
-            yield Prediction(
-                label=UNKNOWN if strange else guesses[0][0],
-                score=guesses[0][1],
-                top=guesses,
-                unknown=strange,
-                novel=int(best.indices[0]) >= known.engine.memory.base,
-                version=known.version,
-                photo=item.name,
-            )
+            yield self.known().prediction(item.name, item.features, unknown_rate, top)
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Probabilities (n, classes) in the order of `classes_`."""
-        self._known()
+        self.known()
         items = [whole(item) for item in encoded(self._encoder, listed(pictures), thumbnails=False, title="predicting")]
-        known = self._known()
+        known = self.known()
         if not items:
             return np.zeros((0, len(known.engine.names)), np.float32)
         scores = known.scores(torch.stack([item.features for item in items]))
         return known.confidence.probabilities(scores).numpy()
 
-    def evaluate(self, photos: Given, *, unknown_rate: float = UNKNOWN_RATE, broken: Broken = "refuse") -> Evaluation:
+    def evaluate(
+        self,
+        photos: Given,
+        *,
+        unknown_rate: float = UNKNOWN_RATE,
+        broken: Broken = "refuse",
+        nested: Nested = "refuse",
+    ) -> Evaluation:
         """Measure accuracy and confidence on labelled photos; those of unknown classes should be called unknown."""
         check_rate(unknown_rate)
-        self._known()
-        groups = by_class(photos, taught=False)
+        self.known()
+        groups = by_class(photos, taught=False, nested=nested)
         lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True, distinct=False)
-        known = self._known()
+        known = self.known()
         names, base = known.engine.names, known.engine.memory.base
         scores = known.scores(lesson.features)
-        result = measure(scores, lesson.truth, names, base, known.confidence, unknown_rate, known.version)
+        result = measure(
+            scores, lesson.truth, names, base, known.confidence, unknown_rate, known.version, photos=lesson.names
+        )
         source = "photos in memory" if isinstance(photos, Mapping) else printable(photos)
-        self.remarks = lesson.remarks
+        self.remarks = beside(photos) + lesson.remarks
         try:
             self.store.keep_evaluation(known.version, source, to_json(result), self._waiting, self._wait)
         except ConcmError as error:  # the result is returned even if it cannot be stored
@@ -300,7 +409,7 @@ class Classifier:
 
         if onnx is None and structure is None:
             raise Misuse("export writes an ONNX file, a structure file, or both: say where to")
-        known, written = self._known(), list[Path]()
+        known, written = self.known(), list[Path]()
         if onnx is not None:
             export.write_onnx(Path(onnx), self._encoder, known.engine, known.confidence, known.version)
             written.append(Path(onnx))
@@ -341,13 +450,28 @@ class Classifier:
             elif self._backbone is None:
                 reference = backbones.registered(made.backbone).name
         with torch.random.fork_rng(devices=[]):
-            encoder = encoders.load_encoder(reference, natural(224)).to(torch.device(self.device))
+            readings = self._readings(reference, None if made is None else made.encoder)
+            encoder = encoders.load_encoder(reference, natural(224), **readings).to(torch.device(self.device))
         if made is not None and encoder.identity != made.encoder:
             raise Misuse(
                 f"the store at {self.path} was made with {made.encoder.name} of weights {made.encoder.weights}; "
                 f"{reference} has weights {encoder.weights}, or another transform of pictures"
             )
         return encoder
+
+    def _readings(self, reference: str, made: Identity | None) -> dict[str, int]:
+        """How photos are read: as the store says, or as was asked for."""
+        if made is None:
+            default = LITE_BLOCKS if reference.startswith("efficientnet_lite") else 1
+            return {
+                "blocks": default if self._blocks is None else self._blocks,
+                "looks": 1 if self._looks is None else self._looks,
+            }
+        own = {"blocks": made.blocks, "looks": made.looks}
+        for name, asked in (("blocks", self._blocks), ("looks", self._looks)):
+            if asked not in (None, own[name]):
+                raise Misuse(f"the store at {self.path} was made with `{name}` {own[name]}, not {asked}")
+        return {**own, "turns": made.turns}
 
     def _meta(self) -> dict[str, Any]:
         own = self.path / "backbone.safetensors"
@@ -370,10 +494,17 @@ class Classifier:
                 change.add_photo(name, os.path.basename(item.name), item.digest, item.features[None], item.thumbnail)
 
     def _commit(
-        self, change: Change, action: str, detail: str, engine: Engine, usual: Usual, first: bool = False
+        self,
+        change: Change,
+        action: str,
+        detail: str,
+        engine: Engine,
+        before: Confidence | None = None,
+        first: bool = False,
     ) -> None:
+        confidence = before if before is not None and before.adapted else Confidence.of(engine)
         tensors = {f"engine.{name}": value for name, value in engine.state_dict().items()}
-        tensors |= {f"confidence.{name}": value for name, value in usual.tensors().items()}
+        tensors |= {f"confidence.{name}": value for name, value in confidence.tensors().items()}
         lasting = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_LASTING)}
         state = {"settings": to_json(engine.settings)}
         change.commit(action, detail, tensors, state, lasting=lasting if first else None, names=engine.names)
@@ -389,11 +520,11 @@ class Classifier:
             engine = Engine(from_json(Settings, state["settings"]), seed=Made.of(self.store).seed, device=self.device)
             return Known.of(version, engine, tensors, names)
 
-    def _known(self) -> Known:
+    def known(self) -> Known:
         """The current version, read again if another process has learned something since."""
         if self._cached is None or self._cached.version != self.store.version:
             self._cached = self._load()
         return self._cached
 
 
-_LASTING = ("engine.metric", "engine.calibrator.")
+_LASTING = ("engine.metric", "engine.calibrator.", "engine.prior.")

@@ -1,99 +1,137 @@
 """Confidence: calibrated probabilities, and a familiarity that tells photos of known classes from strange ones.
 
-The familiarity of a photo is how far its score lies above the usual score of the class it is taken for, in standard
-deviations. Usual scores come from a rehearsal on the base classes; for a class of a few photos they follow from how
-alike these are (`expected_cosine`). Sampled features turned out useless for this (docs/photos.md).
+A photo is familiar if its best score is high, and if it stands out from the next ones: a near stranger looks a little
+like several classes. Both are measured in units of what is usual for known photos, by a trial of what is known: base
+photos that were held out, and novel photos left out of their own prototypes (docs/photos.md).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from concm.engine.memory import class_sums
-from concm.engine.metric import expected_cosine
+from concm.engine.trial import Trial
 
 if TYPE_CHECKING:
     from concm.engine.concm import Engine
 
-SHRINKAGE = 5.0
-"""Weight of the average class beside a class's own photos, in photos: about variance within over variance between."""
-
-
-@dataclass(frozen=True)
-class Usual:
-    """The usual scores, found on held-out photos of the base classes.
-
-    `base` (classes,): the expected score of each base class; `likeness`: the cosine of two photos of one class; `shift`
-    and `width` (2,): mean and spread of score minus expected score, for base and for novel classes; `quantiles`: those
-    of known photos' familiarity, at equal steps from 0 to 1; `temperature`: that of the probabilities.
-    """
-
-    base: Tensor
-    likeness: Tensor
-    shift: Tensor
-    width: Tensor
-    quantiles: Tensor
-    temperature: Tensor
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors for the store, from which the confidence can be made again with the engine."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+NEXT = 9
+"""With how many of the next best scores the best one is compared."""
+STEPS = 100
+TEMPERATURE = 1 / 30
+"""Where the temperature stays when there is little to learn it from."""
+ENOUGH = 20
+"""Photos below which nothing is called unknown: they would not tell what is usual."""
 
 
 @dataclass(frozen=True)
 class Confidence:
-    """Usual scores (n,) of all known classes, and the probabilities and familiarity that follow from them."""
+    """What is usual for photos of known classes.
 
-    usual: Usual
+    `centre` and `width` (2,): mean and spread of the best score and of its lead; `quantiles`: those of the familiarity
+    of known photos, at equal steps from 0 to 1, none if there are too few photos; `temperature`: that of the
+    probabilities; `adapted`: whether they come from photos that the user gave for this purpose.
+    """
+
     centre: Tensor
     width: Tensor
+    quantiles: Tensor
+    temperature: Tensor
+    adapted: Tensor
 
     @classmethod
-    def of(cls, engine: Engine, usual: Usual) -> Confidence:
-        """The confidence for the classes that the engine knows now."""
-        few_shot = expected_scores(*likeness(engine), engine.memory.counts.cpu(), usual.likeness)
-        expected = torch.cat([usual.base, few_shot[engine.memory.base :]])
-        group = (torch.arange(len(expected)) >= engine.memory.base).long()
-        bias = engine.head.bias.cpu()
-        return cls(usual, expected + usual.shift[group] + bias, usual.width[group])
+    def of(cls, engine: Engine) -> Confidence:
+        """From a trial of what the engine knows now."""
+        trial = Trial.of(engine)
+        scores, labels = trial.total(engine.head)
+        base = labels < engine.memory.base
+        # Classes count alike, however many photos of them there are.
+        share = engine.memory.base / max(1, len(engine.names))
+        weights = torch.where(base, share / base.sum().clamp(min=1), (1 - share) / (~base).sum().clamp(min=1)).double()
+        return cls.usual(scores.cpu(), labels.cpu(), weights.cpu())
 
-    def without(self, label: int) -> Usual:
-        """The usual scores without a class that is forgotten."""
-        base = self.usual.base
-        return replace(self.usual, base=torch.cat([base[:label], base[label + 1 :]]) if label < len(base) else base)
+    @classmethod
+    def usual(cls, scores: Tensor, labels: Tensor, weights: Tensor | None = None, adapted: bool = False) -> Confidence:
+        """From scores (n, classes) and labels (n,) of photos that were not learned from."""
+        flat = torch.zeros(2)
+        if len(labels) < 2:
+            return cls(flat, flat + 1, flat[:0], torch.tensor(TEMPERATURE), torch.tensor(adapted))
+        weights = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights
+        weights = weights / weights.sum()
+        both = _standing(scores).double()
+        centre = (weights[:, None] * both).sum(0)
+        width = (weights[:, None] * (both - centre).square()).sum(0).sqrt().clamp(min=1e-4)
+        familiar = ((both - centre) / width).sum(1)
+        quantiles = _quantiles(familiar, weights) if len(labels) >= ENOUGH else flat[:0]
+        temperature = _temperature(scores, labels, weights)
+        return cls(centre.float(), width.float(), quantiles, temperature, torch.tensor(adapted))
+
+    @classmethod
+    def read(cls, tensors: Mapping[str, Tensor]) -> Confidence:
+        """From the tensors of a store; those that tell of nothing usual are refused."""
+        own = cls(**tensors)
+        if (own.centre.shape, own.width.shape) != ((2,), (2,)) or own.temperature.ndim or own.adapted.ndim:
+            raise ValueError("what it says of confidence has the wrong form")
+        if own.quantiles.ndim != 1 or not (own.quantiles.diff() >= 0).all():
+            raise ValueError("what is usual for known photos is in no order")
+        if not (own.width > 0).all() or not own.temperature > 0:
+            raise ValueError("the spread or temperature of its scores is not above 0")
+        return own
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors for the store."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Probabilities (n, classes); each row adds up to 1."""
-        return (scores / self.usual.temperature).softmax(1)
+        return (scores / self.temperature).softmax(1)
 
     def familiarity(self, scores: Tensor) -> Tensor:
-        """How far the best score of each photo (n,) lies above the usual score of its class."""
-        best = scores.max(1)
-        return (best.values - self.centre[best.indices]) / self.width[best.indices]
+        """How high the best score of each photo (n,) is and how far it leads, in units of what is usual."""
+        return familiarity(scores, self.centre, self.width)
 
     def threshold(self, rate: float) -> float:
         """The familiarity that this share of known photos does not reach."""
-        if rate <= 0 or not len(self.usual.quantiles):
+        if rate <= 0 or not len(self.quantiles):
             return -torch.inf
-        return float(self.usual.quantiles.double().quantile(rate))
+        return float(self.quantiles.double().quantile(rate))
 
 
-def likeness(engine: Engine) -> tuple[Tensor, Tensor]:
-    """Mean cosine (classes,) of two exemplars of each class, 0 if there are fewer, and the number of exemplars."""
-    memory = engine.memory
-    counts = torch.bincount(memory.labels, minlength=len(memory.mean)).cpu()
-    unit = torch.nn.functional.normalize(memory.exemplars)
-    length = class_sums(unit, memory.labels, len(memory.mean)).square().sum(1).cpu()
-    pairs = counts * (counts - 1)
-    return torch.where(pairs > 0, (length - counts) / pairs.clamp(min=1), 0.0), counts
+def familiarity(scores: Tensor, centre: Tensor, width: Tensor) -> Tensor:
+    """The sum (n,) of best score and lead, each in units of what is usual; an exported network computes it too."""
+    return ((_standing(scores) - centre) / width).sum(1)
 
 
-def expected_scores(own: Tensor, exemplars: Tensor, counts: Tensor, common: Tensor) -> Tensor:
-    """Expected cosine (classes,) of a photo to its class's prototype of `counts` shots, by how alike the shots are."""
-    weight = torch.where(exemplars > 1, exemplars, 0)
-    shared = (weight * own + SHRINKAGE * common) / (weight + SHRINKAGE)
-    return expected_cosine(shared, counts.clamp(min=1))
+def _standing(scores: Tensor) -> Tensor:
+    """The best score of each photo (n, 2), and its lead over the mean of the next ones."""
+    ordered = scores.sort(1, descending=True).values[:, : 1 + NEXT]
+    return torch.stack([ordered[:, 0], ordered[:, 0] - ordered[:, 1:].mean(1)], 1)
+
+
+def _quantiles(familiar: Tensor, weights: Tensor) -> Tensor:
+    """Of known photos' familiarity at equal steps: as found where five photos or more lie beyond, else as if normal."""
+    steps = torch.linspace(0, 1, STEPS + 1, dtype=torch.float64)
+    order = familiar.argsort()
+    reached = weights[order].cumsum(0) - weights[order] / 2
+    found = familiar[order][torch.searchsorted(reached, steps).clamp(max=len(order) - 1)]
+    spread = (weights * familiar.square()).sum().sqrt()
+    normal = spread * torch.special.ndtri(steps.clamp(1e-4, 1 - 1e-4))
+    enough = len(familiar) * torch.minimum(steps, 1 - steps) >= 5
+    return torch.where(enough, found, normal).cummax(0).values.float()
+
+
+def _temperature(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """That makes the labels most likely, held near a common value where there are few."""
+    candidates = torch.logspace(math.log10(1 / 200), math.log10(0.3), 60)
+    costs = [
+        float((weights * F.cross_entropy(scores.double() / value, labels, reduction="none")).sum()) * len(labels)
+        + 10 * math.log(float(value) / TEMPERATURE) ** 2
+        for value in candidates
+    ]
+    return candidates[int(torch.tensor(costs).argmin())]

@@ -18,7 +18,9 @@ APPLICATION = 0x436F6E43  # marks a SQLite file as ours
 BUSY = 30.0  # seconds; only recovery after a crash makes SQLite itself wait
 
 # Step i brings a database from schema version i (`PRAGMA user_version`; 0 is empty) to i + 1. A class lives in versions
-# added <= v < removed, so that undo can bring it back; photos come in a version of their own and go with their class.
+# added <= v < removed, so that undo can bring it back; photos come in a version of their own, and are gone in one
+# or go with their class. `corrections` has what a version found: the class of a photo that it moved, or the name of a
+# class that it renamed.
 MIGRATIONS: list[tuple[str, ...]] = [
     (
         "CREATE TABLE store (meta TEXT NOT NULL)",
@@ -43,12 +45,20 @@ MIGRATIONS: list[tuple[str, ...]] = [
         "ALTER TABLE versions ADD COLUMN digest TEXT",
     ),
     (
+        "ALTER TABLE photos ADD COLUMN gone INTEGER REFERENCES versions",
+        "CREATE TABLE corrections (version INTEGER NOT NULL REFERENCES versions ON DELETE CASCADE,"
+        " photo INTEGER REFERENCES photos ON DELETE CASCADE, class INTEGER NOT NULL REFERENCES classes"
+        " ON DELETE CASCADE, name TEXT)",
+    ),
+    (
         "ALTER TABLE store ADD COLUMN proof TEXT",
         "ALTER TABLE photos ADD COLUMN proof TEXT",
+        "CREATE INDEX photos_living ON photos (class, gone)",  # so that counting them reads no features
+        "DROP INDEX photos_class",
     ),
 ]
-OURS = {"store", "versions", "classes", "photos", "evaluations", "sqlite_sequence", "living"}
-OURS |= {"photos_class", "photos_digest"}
+OURS = {"store", "versions", "classes", "photos", "evaluations", "corrections", "sqlite_sequence", "living"}
+OURS |= {"photos_class", "photos_digest", "photos_living"}
 
 
 def file(path: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,11 +14,23 @@ from concm.metrics import accuracies, confusion
 
 
 @dataclass(frozen=True)
+class Wrong:
+    """A photo of a known class whose best guess was another; `unknown` says whether it was refused."""
+
+    photo: str
+    truth: str
+    guess: str
+    score: float
+    unknown: bool
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Figures in per cent. Accuracies count the best guess, refused or not; `None` if there are no such photos.
 
     `refused`: known photos called unknown; `strangers`: photos of classes never learned, of which `false_accept` were
-    given a label all the same; `auroc`: how well familiarity tells the two apart at any rate.
+    given a label all the same; `auroc`: how well familiarity tells the two apart at any rate. `confused` has, for each
+    class and other best guess, the number of photos, most frequent first; `wrong` has those photos.
     """
 
     version: int
@@ -35,6 +47,8 @@ class Evaluation:
     false_accept: float | None
     auroc: float | None
     by_class: dict[str, tuple[int, int]]
+    confused: list[tuple[str, str, int]] = field(default_factory=list)
+    wrong: list[Wrong] = field(default_factory=list)
 
 
 def evaluate(
@@ -45,6 +59,7 @@ def evaluate(
     confidence: Confidence,
     unknown_rate: float,
     version: int,
+    photos: Sequence[str] = (),
 ) -> Evaluation:
     """Figures from the scores (n, classes) of photos whose classes are `truth`, known or not."""
     index = {name: at for at, name in enumerate(names)}
@@ -60,6 +75,15 @@ def evaluate(
     familiar = confidence.familiarity(scores)
     accepted = familiar >= confidence.threshold(unknown_rate)
     strangers = int((~known).sum())
+    probabilities = confidence.probabilities(own)
+    rows = known.nonzero().flatten().tolist()
+    wrong = [
+        Wrong(photos[row], truth[row], names[guess], float(probabilities[at, guess]), not bool(accepted[row]))
+        for at, (row, guess) in enumerate(zip(rows, predicted.tolist(), strict=True))
+        if photos and names[guess] != truth[row]
+    ]
+    missed = matrix.clone().fill_diagonal_(0)
+    pairs = [(names[one], names[other], int(missed[one, other])) for one, other in missed.nonzero().tolist()]
     return Evaluation(
         version=version,
         photos=len(right),
@@ -68,7 +92,7 @@ def evaluate(
         acc_base=figures.acc_base if has_base else None,
         acc_novel=figures.acc_novel if has_novel else None,
         hm=figures.hm if has_base and has_novel else None,
-        ece=calibration_error(confidence.probabilities(own), right),
+        ece=calibration_error(probabilities, right),
         unknown_rate=100 * unknown_rate,
         refused=100 * float((~accepted[known]).double().mean()),
         strangers=strangers,
@@ -77,6 +101,8 @@ def evaluate(
         by_class={
             names[at]: (int(matrix[at, at]), int(count)) for at, count in enumerate(matrix.sum(1).tolist()) if count
         },
+        confused=sorted(pairs, key=lambda pair: -pair[2]),
+        wrong=wrong,
     )
 
 

@@ -19,23 +19,24 @@ import torch
 from torch import Tensor, nn
 
 from concm.backbones.encoder import Encoder
-from concm.classifier.confidence import Confidence
+from concm.backbones.readings import looks_at, read
+from concm.classifier.confidence import Confidence, familiarity
 from concm.engine.concm import Engine
 from concm.engine.head import Head
 from concm.errors import Misuse
 from concm.files import replacing, save_tensors
 
-KIND = "concm-structure-1"
+KIND = "concm-structure-2"
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
-HEAD = tuple(item.name for item in fields(Head) if item.name != "metric")
+HEAD = tuple(item.name for item in fields(Head) if item.name not in ("metric", "weights"))
 OUTPUTS = ("probabilities", "familiarity")
 
 
 def tensors(engine: Engine, confidence: Confidence) -> dict[str, Tensor]:
     """The tensors of a structure file: the inputs of the network other than pictures."""
     head = {name: getattr(engine.head, name).cpu().contiguous() for name in HEAD}
-    temperature = confidence.usual.temperature
-    return {**head, "centre": confidence.centre, "width": confidence.width, "temperature": temperature}
+    usual = {name: getattr(confidence, name) for name in ("centre", "width", "temperature")}
+    return {**head, **usual}
 
 
 def about(engine: Engine, confidence: Confidence, version: int) -> dict[str, Any]:
@@ -61,13 +62,13 @@ def write_onnx(path: Path, encoder: Encoder, engine: Engine, confidence: Confide
     pixels = torch.zeros(2, side, side, 3, dtype=torch.uint8)
     classes, width, batch = (torch.export.Dim(name, min=2) for name in ("classes", "width", "batch"))
     free: dict[str, dict[int, Any]] = {
-        "outer_weight": {0: width},
-        "outer_bias": {0: width},
-        "structure": {0: classes, 1: width},
-        **{name: {0: classes} for name in ("prototypes", "bias", "centre", "width")},
+        "outer_weight": {1: width},
+        "outer_bias": {1: width},
+        "structure": {1: classes, 2: width},
+        **{name: {0: classes} for name in ("prototypes", "bias")},
     }
     device = encoder.device
-    network = _Whole(encoder, engine.head.metric).cpu()
+    network = _Whole(encoder, engine.head).cpu()
     try:
         with _quiet():
             program = torch.onnx.export(
@@ -91,20 +92,23 @@ def write_onnx(path: Path, encoder: Encoder, engine: Engine, confidence: Confide
 class _Whole(nn.Module):
     """Pictures (n, side, side, 3) of bytes to probabilities (n, classes) and familiarity (n,)."""
 
-    def __init__(self, encoder: Encoder, metric: Tensor | None) -> None:
+    def __init__(self, encoder: Encoder, head: Head) -> None:
         super().__init__()
         self.network, self.transform = encoder.network, encoder.transform
-        self.metric = None if metric is None else nn.Buffer(metric)
+        self.blocks, self.turns, self.looks = encoder.blocks, encoder.turns, encoder.looks
+        self.weights = nn.Buffer(head.weights)
+        self.readings = len(head.metric)
+        for at, matrix in enumerate(head.metric):
+            self.register_buffer(f"matrix{at}", matrix)
 
     def forward(self, pixels: Tensor, *known: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities and familiarity, as the classifier computes them."""
         *head, centre, width, temperature = known
-        scores = Head(metric=self.metric, **dict(zip(HEAD, head, strict=True)))(
-            self.network(self.transform.centre(pixels))
-        )
-        best = scores.max(1)
-        familiarity = (best.values - centre[best.indices]) / width[best.indices]
-        return (scores / temperature).softmax(1), familiarity
+        looks = looks_at(pixels, self.transform, self.looks)
+        features = read(self.network, looks, blocks=self.blocks, turns=self.turns)
+        metric = tuple(self.get_buffer(f"matrix{at}") for at in range(self.readings))
+        scores = Head(metric=metric, weights=self.weights, **dict(zip(HEAD, head, strict=True)))(features)
+        return (scores / temperature).softmax(1), familiarity(scores, centre, width)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
@@ -19,10 +19,11 @@ from concm.features.sessions import BaseSession, Session
 
 @dataclass(frozen=True)
 class Lesson:
-    """Photos by class, none empty; `remarks` say what was left out."""
+    """Photos by class, none empty; `remarks` say what was left out, and `layout` how wide the readings are."""
 
     photos: dict[str, list[Encoded]]
     remarks: list[str]
+    layout: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -53,7 +54,7 @@ class Lesson:
             else:
                 seen[item.digest] = (name, item.name)
                 found[name].append(item)
-        return cls(_none_empty(found), remarks)
+        return cls(_none_empty(found), remarks, encoder.identity.layout)
 
     def unless(self, owner: Callable[[str], str | None], broken: Broken) -> Lesson:
         """The lesson without photos that some class has already; `owner` gives the class that has a digest."""
@@ -68,16 +69,21 @@ class Lesson:
                     remarks.append(_skipped(f"{item.name} is already among the photos of {name!r}", broken))
                 else:
                     raise Misuse(f"{item.name} ({name}) is already known as a photo of {has!r}: which is it?")
-        return Lesson(_none_empty(fresh), remarks)
+        return replace(self, photos=_none_empty(fresh), remarks=remarks)
 
     def only(self, names: Iterable[str]) -> Lesson:
         """The part of the lesson about these classes."""
-        return Lesson({name: self.photos[name] for name in names}, [])
+        return replace(self, photos={name: self.photos[name] for name in names}, remarks=[])
 
     @property
     def features(self) -> Tensor:
         """Features (n, d), class by class."""
         return torch.stack([item.features for items in self.photos.values() for item in items])
+
+    @property
+    def names(self) -> list[str]:
+        """What the photo of each row of `features` is called."""
+        return [item.name for items in self.photos.values() for item in items]
 
     @property
     def truth(self) -> list[str]:
@@ -88,7 +94,9 @@ class Lesson:
         """A session for the engine, with classes numbered from `first` on."""
         labels = torch.tensor([first + at for at, items in enumerate(self.photos.values()) for _ in items])
         classes = range(first, first + len(self.photos))
-        return Session(index, classes, tuple(self.photos), self.features, labels, None)
+        features = self.features
+        layout = self.layout or (features.shape[1],)
+        return Session(index, classes, tuple(self.photos), features, labels, layout=layout)
 
     def base_session(self) -> BaseSession:
         """A base session for the engine, with statistics."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from concm.classifier.folders import Nested, class_folders, is_list, listed_photos
 from concm.data.images import BrokenPicture, decode
 from concm.data.sources import SUFFIXES, pictures_under
 from concm.errors import ConcmError, Misuse
@@ -116,12 +117,18 @@ def find_photos(words: Iterable[str | os.PathLike[str]]) -> list[Path]:
     return list(found)
 
 
-def by_class(source: str | os.PathLike[str] | Mapping[str, Any], *, taught: bool = True) -> dict[str, list[Picture]]:
-    """Pictures by class name, from a folder of class folders or a mapping; no class is empty.
+def by_class(
+    source: str | os.PathLike[str] | Mapping[str, Any], *, taught: bool = True, nested: Nested = "refuse"
+) -> dict[str, list[Picture]]:
+    """Pictures by class name, from a folder of class folders, a CSV file or a mapping; no class is empty.
 
     If they are not `taught`, there may also be photos of unknown classes, under the name "unknown".
     """
-    given = source if isinstance(source, Mapping) else _class_folders(Path(source))
+    given: Mapping[str, Any]
+    if isinstance(source, Mapping):
+        given = source
+    else:
+        given = listed_photos(Path(source)) if is_list(source) else class_folders(Path(source), nested)
     groups: dict[str, list[Picture]] = {}
     for key, value in given.items():
         name = key if not taught and key == UNKNOWN else checked_name(key)
@@ -145,16 +152,3 @@ def _pictures(value: Any) -> list[Picture]:
     if not isinstance(value, Iterable):
         raise Misuse(f"pictures of a class come as a list, not as {type(value).__name__}")
     return list(value)
-
-
-def _class_folders(root: Path) -> dict[str, Path]:
-    if not os.path.isdir(root):
-        raise Misuse(f"no folder at {root}; photos of classes come as one folder per class, named after it")
-    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if not folders:
-        loose = next(pictures_under(root), None)
-        hint = f"; to teach one class, give its name and then its photos: {root.resolve().name} {root}" if loose else ""
-        raise ConcmError(
-            f"no class folders in {root}: it should hold one folder per class, with its photos inside{hint}"
-        )
-    return {folder.name: folder for folder in folders}

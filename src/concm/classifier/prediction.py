@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from concm.classifier.confidence import Confidence, Usual
-from concm.classifier.photos import Picture, find_photos
+from concm.classifier.confidence import Confidence
+from concm.classifier.photos import UNKNOWN, Picture, find_photos
 from concm.data.images import BrokenPicture
 from concm.engine.concm import Engine
 from concm.engine.head import Head
@@ -40,6 +42,9 @@ class Prediction:
         The version of the classifier that said so.
     photo
         What the photo is called: its path, or its place among those given.
+    familiarity
+        The share of photos of known classes that look stranger than this one; a photo that is called unknown has less
+        than the unknown rate that was asked for.
 
     Examples
     --------
@@ -55,6 +60,21 @@ class Prediction:
     novel: bool
     version: int
     photo: str
+    familiarity: float = 1.0
+
+
+class Predictions(list[Prediction]):
+    """The answers of one call, and the pictures that could not be read."""
+
+    failures: list[BrokenPicture]
+
+    @classmethod
+    def of(cls, found: Iterable[Prediction | BrokenPicture]) -> Predictions:
+        """Answers and failures apart."""
+        every = list(found)
+        answers = cls(item for item in every if isinstance(item, Prediction))
+        answers.failures = [item for item in every if isinstance(item, BrokenPicture)]
+        return answers
 
 
 @dataclass(frozen=True)
@@ -65,6 +85,7 @@ class Known:
     engine: Engine
     head: Head
     confidence: Confidence
+    _thresholds: dict[float, float] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, version: int, engine: Engine, tensors: Mapping[str, Tensor], names: Sequence[str]) -> Known:
@@ -78,25 +99,54 @@ class Known:
             raise ValueError("it has other classes than the database")
         if memory.labels.numel() and not 0 <= int(memory.labels.min()) <= int(memory.labels.max()) < classes:
             raise ValueError("it has exemplars of classes that there are not")
-        confidence = Confidence.of(engine, Usual(**under(tensors, "confidence.")))
+        confidence = Confidence.read(under(tensors, "confidence."))
         known = cls(version, engine, engine.head, confidence)
         scores = known.scores(torch.ones(1, known.dimension))
         if scores.shape != (1, classes) or not confidence.familiarity(scores).isfinite().all():
             raise ValueError("it gives no scores")
-        confidence.threshold(0.05)
         return known
 
     @property
     def dimension(self) -> int:
         """Dimensions of the features that it takes."""
-        first = self.head.inner_weight.T if self.head.metric is None else self.head.metric
-        return len(first)
+        return sum(len(matrix) for matrix in self.head.metric) or self.head.inner_weight.shape[-1]
 
     def scores(self, features: Tensor) -> Tensor:
         """Scores (n, classes), on the CPU."""
         if features.shape[1] != self.dimension:
             raise ConcmError(f"this store knows features of {self.dimension} dimensions, not of {features.shape[1]}")
         return self.head(features.to(self.engine.device)).cpu()
+
+    def prediction(self, name: str, features: Tensor, unknown_rate: float, top: int) -> Prediction:
+        """What a photo with these features (d,) shows."""
+        scores = self.scores(features[None])
+        probabilities = self.confidence.probabilities(scores)[0]
+        familiar = float(self.confidence.familiarity(scores)[0])
+        best = probabilities.topk(min(top, len(probabilities)))
+        names = self.engine.names
+        guesses = [(names[at], p) for at, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+        strange = familiar < self._threshold(unknown_rate)
+        return Prediction(
+            label=UNKNOWN if strange else guesses[0][0],
+            score=guesses[0][1],
+            top=guesses,
+            unknown=strange,
+            novel=int(best.indices[0]) >= self.engine.memory.base,
+            version=self.version,
+            photo=name,
+            familiarity=bisect_right(self._usual, familiar) / len(self._usual),
+        )
+
+    def _threshold(self, rate: float) -> float:
+        """The familiarity below which photos are unknown, found once for each rate."""
+        if rate not in self._thresholds:
+            self._thresholds[rate] = self.confidence.threshold(rate)
+        return self._thresholds[rate]
+
+    @cached_property
+    def _usual(self) -> list[float]:
+        """The familiarity that 1, 2, … 100 % of known photos do not reach."""
+        return [self.confidence.threshold(percent / 100) for percent in range(1, 101)]
 
 
 def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -121,6 +171,11 @@ def listed(pictures: Picture | Sequence[Picture] | Tensor) -> list[Picture]:
     if isinstance(pictures, bytes | Image.Image | np.ndarray):
         return [pictures]
     return list(pictures)
+
+
+def many(pictures: Any) -> bool:
+    """Whether this is a folder or a glob, of which nobody knows beforehand what is in it."""
+    return isinstance(pictures, str | os.PathLike) and not os.path.isfile(pictures)
 
 
 def whole(item: Any) -> Any:

@@ -13,7 +13,7 @@ from concm.classifier.rows import ClassRow, EvaluationRow, lines, rows_of
 from concm.errors import ConcmError, loading
 
 CLASSES = (
-    "SELECT name, base, (SELECT count(*) FROM photos WHERE class = classes.id) AS photos, added"
+    "SELECT name, base, (SELECT count(*) FROM photos WHERE class = classes.id AND gone IS NULL) AS photos, added"
     " FROM classes WHERE removed IS NULL ORDER BY id"
 )
 EVALUATIONS = "SELECT version, created, source, result FROM evaluations ORDER BY rowid"
@@ -22,7 +22,8 @@ _CONTENTS = (
     "SELECT meta, identity, lasting FROM store",
     "SELECT version, action, detail, created, classes, photos, kept, digest FROM versions ORDER BY version",
     "SELECT id, name, base, added, removed FROM classes ORDER BY id",
-    "SELECT class, count(*) FROM photos GROUP BY class ORDER BY class",
+    "SELECT class, gone, count(*) FROM photos GROUP BY class, gone ORDER BY class, gone",
+    "SELECT version, photo, class, name FROM corrections ORDER BY rowid",
     EVALUATIONS,
 )
 

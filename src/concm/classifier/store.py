@@ -138,8 +138,26 @@ class Store:
     def photos(self, name: str) -> list[PhotoRow]:
         """The photos of a class, in the order in which they were added."""
         with self._reading() as db:
-            rows = db.execute(f"{PHOTOS} WHERE class = ? ORDER BY id", (class_id(db, self.path, name),))
+            rows = db.execute(
+                f"{PHOTOS} WHERE class = ? AND gone IS NULL ORDER BY id", (class_id(db, self.path, name),)
+            )
             return [photo(*row) for row in rows]
+
+    def every_photo(self) -> list[tuple[int, str, str, Tensor]]:
+        """Number, class, file name and features (d,) of all photos, in the order in which they were added."""
+        with self._reading() as db:
+            rows = db.execute(
+                "SELECT name, photos.id, label, digest, rows, features, thumbnail, proof FROM photos"
+                " JOIN classes ON classes.id = class WHERE removed IS NULL AND gone IS NULL ORDER BY photos.id"
+            )
+            found = [(name, photo(*row)) for name, *row in rows]
+            return [(own.id, name, own.label, own.features[0]) for name, own in found]
+
+    def thumbnail(self, number: int) -> bytes | None:
+        """The small JPEG of a photo."""
+        with self._reading() as db:
+            row = db.execute(f"{PHOTOS} WHERE id = ?", (number,)).fetchone()
+            return None if row is None else photo(*row).thumbnail
 
     def history(self) -> list[VersionRow]:
         """The versions that led to the current one, oldest first; what was undone is not among them."""
@@ -245,6 +263,10 @@ class Store:
                 raise ConcmError(f"nothing more to undo in {self.path}: only the newest {KEEP} versions are kept")
             last = newest[0][:1]
             db.execute("DELETE FROM photos WHERE added = ?", last)
+            db.execute("UPDATE photos SET gone = NULL WHERE gone = ?", last)
+            found = "FROM corrections WHERE corrections.version = ? AND"
+            db.execute(f"UPDATE photos SET class = corrections.class {found} photo = photos.id", last)
+            db.execute(f"UPDATE classes SET name = corrections.name {found} class = id AND photo IS NULL", last)
             db.execute("DELETE FROM classes WHERE added = ?", last)
             db.execute("UPDATE classes SET removed = NULL WHERE removed = ?", last)
             db.execute("DELETE FROM versions WHERE version = ?", last)

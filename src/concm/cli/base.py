@@ -111,7 +111,9 @@ def features(
     machine: Machine = Machine(),  # noqa: B008
     validate: bool = False,
     views: int = 0,
-    mirror: bool = False,
+    blocks: int = 1,
+    turns: int = 1,
+    looks: int = 1,
     keep_pictures: bool = False,
     base_limit: int | None = None,
     novel_limit: int | None = None,
@@ -132,9 +134,13 @@ def features(
     validate
         Extract the validation scenario of a backbone trained with `--validate`: the bank to choose settings on.
     views
-        Augmented views (shift, mirror) to keep of each training image.
-    mirror
-        Average each feature with the mirror image's: twice the work, better features.
+        Augmented views (shift, mirror) to keep of each candidate shot.
+    blocks
+        How many of the network's last blocks are read, side by side in a feature.
+    turns
+        In how many quarter turns each picture is read, side by side: 1, 2 or 4, each a pass of its own.
+    looks
+        How many looks at a picture are averaged, each a pass of its own: 2 adds the mirror image, up to 10 add shifts.
     keep_pictures
         Keep the pictures and the backbone with their features, for methods that go on training it.
     base_limit
@@ -159,7 +165,7 @@ def features(
 
     refuse_stream(out)
     machine.accelerator()
-    encoder = load_encoder(backbone, pictures.transform(scenario), mirror=mirror)
+    encoder = load_encoder(backbone, pictures.transform(scenario), blocks=blocks, turns=turns, looks=looks)
     dataset = pictures.load(scenario, encoder.transform)
     if validate and not str(encoder.meta.get("scenario", "")).endswith("-validation"):
         raise Misuse("--validate needs a backbone that was trained with --validate: this one has seen all base classes")

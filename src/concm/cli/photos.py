@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from concm.classifier.classifier import Classifier
 
 Broken = Literal["refuse", "skip"]
+Duplicates = Literal["refuse", "skip"]
+Nested = Literal["refuse", "flatten"]
+Similar = Literal["refuse", "keep"]
+Lean = Literal["base", "even", "novel"]
 
 
 @Parameter(name="*")
@@ -34,14 +38,23 @@ class Access:
     backbone: str | None = None
     "The network that sees the photos; a store knows its own, and only code of yours must be named each time."
 
-    def open(self, store: Path, seed: int = 0) -> Classifier:
+    def open(self, store: Path, seed: int = 0, blocks: int | None = None, looks: int | None = None) -> Classifier:
         """The classifier in that folder, made or yet to be made; to be closed."""
         from concm.classifier.classifier import Classifier
 
         def waiting() -> None:
             complain(f"another process is changing {store}; waiting for it, {self.wait:g} seconds at most")
 
-        return Classifier(store, self.backbone, device=self.device, seed=seed, wait=self.wait, waiting=waiting)
+        return Classifier(
+            store,
+            self.backbone,
+            device=self.device,
+            seed=seed,
+            wait=self.wait,
+            waiting=waiting,
+            blocks=blocks,
+            looks=looks,
+        )
 
 
 def fit(
@@ -50,6 +63,12 @@ def fit(
     /,
     *,
     broken: Broken = "refuse",
+    duplicates: Duplicates = "refuse",
+    nested: Nested = "refuse",
+    similar_names: Similar = "refuse",
+    lean: Lean = "even",
+    blocks: int | None = None,
+    looks: int | None = None,
     seed: int = 0,
     json: bool = False,
     access: Access = Access(),  # noqa: B008
@@ -61,18 +80,34 @@ def fit(
     store
         The folder to make; it holds all that the classifier knows.
     photos
-        A folder that holds one folder of photos for each class, two classes or more.
+        A folder that holds one folder of photos for each class, two classes or more; or a CSV file of paths and labels.
     broken
-        What to do with files that cannot be read as pictures, and with pictures that are there twice.
+        What to do with files that cannot be read as pictures.
+    duplicates
+        What to do with a picture that two classes claim.
+    nested
+        What to do with folders of photos within a class folder.
+    similar_names
+        What to do with names that differ in nothing but capitals, spaces, hyphens and underscores.
+    lean
+        What counts where base and new classes compete: accuracy over all classes (`base`), the harmonic mean of both
+        kinds (`novel`), or both alike.
+    blocks
+        How many of the network's last blocks photos are read from; unless you say otherwise, 2 of EfficientNet-Lite and
+        1 of other networks.
+    looks
+        How many looks at a photo are averaged, each a forward pass: 2 adds the mirror image, up to 10 add shifts; 1
+        unless you say otherwise.
     seed
         Seed of all random choices.
     json
         Print what was done as JSON.
     """
-    with access.open(store, seed) as classifier:
+    with access.open(store, seed, blocks, looks) as classifier:
         begun = time.perf_counter()
-        classifier.fit(photos, broken=broken)
-        _told(classifier, begun, json)
+        ways: dict[str, Any] = {"duplicates": duplicates, "nested": nested, "similar_names": similar_names}
+        classifier.fit(photos, broken=broken, lean=lean, **ways)
+        told(classifier, begun, json)
 
 
 def learn(
@@ -81,6 +116,9 @@ def learn(
     /,
     *images: str,
     broken: Broken = "refuse",
+    duplicates: Duplicates = "refuse",
+    nested: Nested = "refuse",
+    similar_names: Similar = "refuse",
     json: bool = False,
     access: Access = Access(),  # noqa: B008
 ) -> None:
@@ -91,22 +129,32 @@ def learn(
     store
         The classifier's folder.
     what
-        A folder that holds one folder of photos for each class; or a class name, followed by its photos.
+        A folder that holds one folder of photos for each class; a CSV file of paths and labels; or a class name,
+        followed by its photos.
     images
         Photos of that class: files, folders and globs.
     broken
-        What to do with files that cannot be read as pictures, and with pictures that are there twice.
+        What to do with files that cannot be read as pictures.
+    duplicates
+        What to do with a picture that two classes claim.
+    nested
+        What to do with folders of photos within a class folder.
+    similar_names
+        What to do with names that differ in nothing but capitals, spaces, hyphens and underscores.
     json
         Print what was done as JSON.
     """
-    if not images and not Path(what).is_dir():
+    from concm.classifier.folders import is_list
+
+    if not images and not Path(what).is_dir() and not is_list(what):
         raise Misuse(f"no folder at {what}; give a folder of class folders, or a class name and then its photos")
     with access.open(store) as classifier:
         from concm.classifier.photos import find_photos
 
-        begun = time.perf_counter()
-        classifier.learn({what: find_photos(images)} if images else what, broken=broken)
-        _told(classifier, begun, json)
+        begun, before = time.perf_counter(), classifier.version
+        given = {what: find_photos(images)} if images else what
+        classifier.learn(given, broken=broken, duplicates=duplicates, nested=nested, similar_names=similar_names)
+        told(classifier, begun, json, before)
 
 
 def predict(
@@ -115,6 +163,7 @@ def predict(
     *images: str,
     top: int = 3,
     unknown_rate: float = 0.05,
+    csv: Path | None = None,
     json: bool = False,
     access: Access = Access(),  # noqa: B008
 ) -> None:
@@ -130,43 +179,55 @@ def predict(
         How many guesses to give.
     unknown_rate
         The share of photos of known classes that may be called unknown; 0 never says unknown.
+    csv
+        Write the answers into this file too, as a table.
     json
         Print one JSON object per line.
     """
     if not images:
         raise Misuse("concm predict takes photos after the store: files, folders or globs")
+    from concm.classifier.folders import left_out
     from concm.classifier.photos import find_photos
     from concm.data.images import BrokenPicture
-    from concm.report.classifier import show_prediction
+    from concm.report.classifier import show_prediction, write_predictions
 
-    broken = 0
+    broken, answers = 0, []
+    for sentence in left_out(images):
+        complain(sentence)
     with access.open(store) as classifier:
         for found in classifier.stream(find_photos(images), unknown_rate=unknown_rate, top=top):
             if isinstance(found, BrokenPicture):
                 broken += 1
                 complain(str(found))
-            elif json:
+                continue
+            answers.append(found)
+            if json:
                 _print(asdict(found), lines=True)
             else:
                 show_prediction(found)
+    if csv is not None:
+        write_predictions(csv, answers)
     if broken:
         raise ConcmError(f"files that could not be read: {broken}")
 
 
 def show(
     store: Path,
+    name: str | None = None,
     /,
     *,
     card: Path | None = None,
     json: bool = False,
     access: Access = Access(),  # noqa: B008
 ) -> None:
-    """Show classes and history.
+    """Show classes and history, or the photos of a class.
 
     Parameters
     ----------
     store
         The classifier's folder.
+    name
+        A class, to list its photos with the numbers by which they can be removed or moved.
     card
         Write a Markdown card: backbone, classes, photos, evaluation, versions, how to load it.
     json
@@ -181,6 +242,12 @@ def show(
             write_whole(card, report.card(classifier).encode(errors="backslashreplace"))
             if not is_stream(card):
                 say(f"wrote {card}")
+        elif name is not None:
+            rows = [{"number": row.id, "photo": row.label, "digest": row.digest} for row in classifier.photos(name)]
+            if json:
+                _print({"store": str(store), "version": classifier.version, "class": name, "photos": rows})
+            else:
+                report.show_photos(name, rows)
         elif json:
             listed = {
                 "classes": [asdict(row) for row in classifier.classes],
@@ -190,6 +257,37 @@ def show(
             _print({"store": str(store), "version": classifier.version, "made_with": classifier.store.meta, **listed})
         else:
             report.show_classes(classifier)
+
+
+def calibrate(
+    store: Path,
+    photos: Path,
+    /,
+    *,
+    broken: Broken = "refuse",
+    nested: Nested = "refuse",
+    json: bool = False,
+    access: Access = Access(),  # noqa: B008
+) -> None:
+    """Adapt probabilities and the rate of "unknown" to labelled photos of new conditions; no class is changed.
+
+    Parameters
+    ----------
+    store
+        The classifier's folder.
+    photos
+        A folder with one folder of photos for each known class that it shows; or a CSV file of paths and labels.
+    broken
+        What to do with files that cannot be read as pictures.
+    nested
+        What to do with folders of photos within a class folder.
+    json
+        Print what was done as JSON.
+    """
+    with access.open(store) as classifier:
+        begun = time.perf_counter()
+        classifier.calibrate(photos, broken=broken, nested=nested)
+        told(classifier, begun, json)
 
 
 def forget(store: Path, name: str, /, *, json: bool = False, access: Access = Access()) -> None:  # noqa: B008
@@ -207,7 +305,7 @@ def forget(store: Path, name: str, /, *, json: bool = False, access: Access = Ac
     with access.open(store) as classifier:
         begun = time.perf_counter()
         classifier.forget(name)
-        _told(classifier, begun, json)
+        told(classifier, begun, json)
 
 
 def undo(store: Path, /, *, json: bool = False, access: Access = Access()) -> None:  # noqa: B008
@@ -237,6 +335,9 @@ def evaluate(
     *,
     unknown_rate: float = 0.05,
     broken: Broken = "refuse",
+    nested: Nested = "refuse",
+    wrong: Path | None = None,
+    confusion: Path | None = None,
     json: bool = False,
     access: Access = Access(),  # noqa: B008
 ) -> None:
@@ -247,18 +348,28 @@ def evaluate(
     store
         The classifier's folder; the figures are kept there, for its card.
     photos
-        A folder that holds one folder of photos for each class.
+        A folder that holds one folder of photos for each class; or a CSV file of paths and labels.
     unknown_rate
         The share of photos of known classes that may be called unknown.
     broken
         What to do with files that cannot be read as pictures.
+    nested
+        What to do with folders of photos within a class folder.
+    wrong
+        Write the photos whose best guess was wrong into this file, as a table.
+    confusion
+        Write the confusion matrix into this file, as a table: a row per class, a column per best guess.
     json
         Print the figures as JSON.
     """
-    from concm.report.classifier import show_evaluation
+    from concm.report.classifier import show_evaluation, write_confusion, write_wrong
 
     with access.open(store) as classifier:
-        result = classifier.evaluate(photos, unknown_rate=unknown_rate, broken=broken)
+        result = classifier.evaluate(photos, unknown_rate=unknown_rate, broken=broken, nested=nested)
+    if wrong is not None:
+        write_wrong(wrong, result)
+    if confusion is not None:
+        write_confusion(confusion, result)
     for remark in classifier.remarks:
         complain(remark)
     if json:
@@ -355,8 +466,8 @@ def demo_photos(
     groceries(out, seed=seed, device=access.device)
 
 
-def _told(classifier: Classifier, begun: float, json: bool) -> None:
-    """What the newest version is, and what there was to remark."""
+def told(classifier: Classifier, begun: float, json: bool, before: int = 0) -> None:
+    """What the newest version is, and what there was to remark; `before` is the version that it may still be."""
     from concm.report.tables import say
 
     line, seconds = classifier.history[-1], time.perf_counter() - begun
@@ -364,6 +475,8 @@ def _told(classifier: Classifier, begun: float, json: bool) -> None:
         complain(remark)
     if json:
         _print({**asdict(line), "seconds": round(seconds, 3), "remarks": classifier.remarks})
+    elif line.version == before:
+        say(f"version {line.version} as before: {line.classes} classes, {line.photos} photos")
     else:
         say(
             f"{line.action}: {line.detail}; version {line.version}, {line.classes} classes, {line.photos} photos "

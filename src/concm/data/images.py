@@ -8,12 +8,10 @@ import json
 import os
 import re
 import stat
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -21,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from concm.data import formats
 from concm.data.pixels import DEEP, grey, rgb, room, shrunk, square
 from concm.data.pixels import BrokenPicture as BrokenPicture
 from concm.errors import ConcmError
@@ -29,8 +28,6 @@ from concm.progress import track
 
 Broken = Literal["refuse", "skip"]
 MAX_PIXELS = 89_000_000
-FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM")
-"""What is opened, whatever a file is called: no format whose reader runs another program."""
 MAX_BYTES = 500_000_000
 PIXELS_VERSION = 4
 """Version of the pixels that decoding gives; it must be raised when they change."""
@@ -45,24 +42,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("CONCM_CACHE") or Path(home, "concm"))
 
 
-@cache
-def _formats() -> tuple[str, ...]:
-    """Those of `FORMATS` that this Pillow can read; its warnings of huge and of odd pictures are dropped."""
-    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-    warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
 def decode(data: bytes | Path | Image.Image, side: int) -> NDArray[np.uint8]:
     """The central square of a picture, (side, side, 3): turned upright by its EXIF data, and any mode made RGB."""
     name = str(data) if isinstance(data, Path) else "this picture"
     if isinstance(data, Image.Image):
         return _pixels(data, name, side)
-    with _pillow(name):
+    with _pillow(name, data):
         if isinstance(data, Path):
             refuse_odd_file(data)
-        image = Image.open(data if isinstance(data, Path) else io.BytesIO(data), formats=_formats())
+        image = Image.open(data if isinstance(data, Path) else io.BytesIO(data), formats=formats.readable())
     with image:
         with _pillow(name):
             image.draft("RGB", (2 * side, 2 * side))
@@ -70,14 +58,16 @@ def decode(data: bytes | Path | Image.Image, side: int) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def _pillow(name: str) -> Iterator[None]:
+def _pillow(name: str, data: bytes | Path = b"") -> Iterator[None]:
     """The guard of Pillow's readers, whose failures have no common type; only they run in it."""
     try:
         yield
     except BrokenPicture:
         raise
     except Exception as error:
-        raise BrokenPicture(name, f"cannot be read as a picture ({_reason(error)})") from error
+        heif = "HEIF" not in formats.readable() and formats.is_heif(data)
+        reason = formats.MISSING_HEIF if heif else _reason(error)
+        raise BrokenPicture(name, f"cannot be read as a picture ({reason})") from error
 
 
 def refuse_odd_file(path: Path) -> None:

@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from concm.data.pickles import CIFAR, read_batch
 from concm.errors import ConcmError, loading
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"}
+SUFFIXES = {
+    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"),
+    *(".avif", ".heic", ".heif", ".jp2", ".j2k"),
+}
 
 
 @dataclass(frozen=True)

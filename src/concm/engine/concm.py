@@ -13,31 +13,44 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from concm.engine import calibration, geometry, losses
 from concm.engine.calibration import Calibrator
 from concm.engine.descent import AdamW, descend, warmed_cosine
 from concm.engine.head import Head
 from concm.engine.memory import Memory, Sampler, class_statistics, class_sums, spread
-from concm.engine.metric import Metric, expected_cosine
+from concm.engine.metric import AnySession, Metric
+from concm.engine.operating import held_out, likeness
+from concm.engine.prior import NamePrior, trust
 from concm.engine.projector import Projector
 from concm.engine.settings import Settings
 from concm.engine.state import Stateful, count_bytes
+from concm.engine.trial import Trial
 from concm.errors import Misuse
 from concm.features.sessions import BaseSession, Session
+from concm.semantics.kinship import kinship
 from concm.semantics.nameless import Nameless
 from concm.semantics.overrides import bundled
 from concm.semantics.semantics import Semantics
+
+HELD_OUT = 0.2
+"""Share of each base class's images that is held out where the base session did not hold out any."""
+UNSEEN = 0.8
+"""Likeness of images of a class the backbone was not trained on, as a share of base classes' (validation banks)."""
+SHRINKAGE = 5.0
+"""Weight of the average class beside a class's own images, in images."""
 
 
 class Engine(Stateful):
     """ConCM with the three verbs of a method; see `Settings` for what can be varied."""
 
     settings = Settings()
-    values = ("names", "pool", "smr", "remarks", "senses")
+    values = ("names", "pool", "smr", "remarks", "senses", "point")
     structure: Tensor
     free: Tensor
+    lift: Tensor
+    unseen: Tensor
 
     def __init__(
         self,
@@ -54,81 +67,170 @@ class Engine(Stateful):
         self._senses: dict[str, str] = {}
         self.metric: Metric | None = None
         self.calibrator: Calibrator | None = None
-        self.structure = torch.empty(0, self.settings.width, device=self.device)
+        self.prior: NamePrior | None = None
+        self.structure = torch.empty(self.settings.heads, 0, self.settings.width, device=self.device)
         self.free = self.structure
+        self.lift = torch.empty(0, device=self.device)
+        self.unseen = torch.zeros((), device=self.device)
         self.smr: float | None = None
+        self.point: list[float] | None = None
         self.names: list[str] = []
         self.pool: list[str] = []
         self.remarks: list[str] = []
 
     def fit_base(self, base: BaseSession) -> None:
-        """Learn the metric, the MPC network, and a projector that matches the base classes to their structure."""
+        """Learn the metric, what names say, and projectors that match the base classes to their structures."""
         settings = self.settings
-        base = base.to(self.device)
+        base = self._shown(base.to(self.device))
+        held = self._held(base)
         if settings.whitening is not None:
-            self.metric = Metric.whitening(base, settings.whitening)
+            self.unseen = self._unseen_likeness(base, held, settings.whitening)
+            self.metric = Metric.whitening(base, settings.whitening, ~held)
             base = self.metric.read(base)
-        self.memory = Memory.of_base(base)
+        self.memory = Memory.of_base(base, held)
         self.names, self.pool = list(base.names), list(base.names)
-        if settings.calibrate:
-            self._senses = bundled(base.scenario.removesuffix("-validation"))
-            shown = base if settings.views else replace(base, views=None)  # so that episodes are like later sessions
-            self.calibrator = calibration.train(shown, self.semantics, settings.calibration, seed=self.seed)
+        self._senses = bundled(base.scenario.removesuffix("-validation"))
+        if settings.calibrate == "names":
+            self.prior = NamePrior.of(kinship(self.semantics, self.pool, self.pool), base.mean)
+        elif settings.calibrate == "network":
+            self.calibrator = calibration.train(base, self.semantics, settings.calibration, seed=self.seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            self.projector = Projector(base.features.shape[1], settings.width, settings.hidden).to(self.device)
+            sizes = (base.features.shape[1], settings.width, settings.hidden)
+            self.projectors = nn.ModuleList(Projector(*sizes) for _ in range(settings.heads)).to(self.device)
         self._match(settings.base_steps, session=0)
 
     def learn(self, session: Session) -> None:
-        """Calibrate the new prototypes, remember them, and match structure and projector to all classes."""
-        session = session.to(self.device)
+        """Calibrate the new prototypes, remember them, and match structures and projectors to all classes."""
+        session = self._shown(session.to(self.device))
         if self.metric is not None:
             session = self.metric.read(session)
-        self.memory.add(session, *self._statistics(session), replay=self.settings.replay)
+        mean, std = class_statistics(session, with_views=True)
+        self.memory.add(session, mean, std, replay=self.settings.replay)
         self.names += session.names
+        self._calibrate()
+        self._borrow(session.classes)
+        self._remark(session.names)
         self._match(self.settings.steps, session=session.index)
 
     def forget(self, label: int) -> None:
-        """Drop a class; later classes move up by one, and structure and projector are matched to the rest."""
+        """Drop a class; later classes move up by one, and structures and projectors are matched to the rest."""
         self.memory.forget(label)
         self.names.pop(label)
-        self.free = torch.cat([self.free[:label], self.free[label + 1 :]])
+        self.free = torch.cat([self.free[:, :label], self.free[:, label + 1 :]], 1)
         self._match(self.settings.steps, session=1)
 
     def revise(self, known: Mapping[int, tuple[Tensor, Tensor | None]]) -> None:
         """Learn known classes again, each from all its images (n, d) and views (n, k, d); they keep their index."""
         for label, (features, views) in known.items():
             labels = torch.full((len(features),), label)
-            session = Session(1, range(label, label + 1), (self.names[label],), features, labels, views).to(self.device)
+            session = Session(1, range(label, label + 1), (self.names[label],), features, labels, views)
+            session = self._shown(session.to(self.device))
             average = session.features.mean(0, keepdim=True)
             if self.metric is not None:
                 session, average = self.metric.read(session), self.metric(average)
-            if label < self.memory.base:
-                mean, std = average, class_statistics(session, with_views=False)[1]
-            else:
-                mean, std = self._statistics(session)
-            self.memory.revise(session, mean, std, replay=self.settings.replay)
+            mean, std = class_statistics(session, with_views=True)
+            self.memory.revise(session, average if label < self.memory.base else mean, std, replay=self.settings.replay)
+        self._calibrate()
+        for label in known:
+            if label >= self.memory.base:
+                self._borrow(range(label, label + 1))
         self._match(self.settings.steps, session=1)
 
-    def _statistics(self, session: Session) -> tuple[Tensor, Tensor]:
-        """Calibrated prototypes and spreads (classes, d) of few-shot classes."""
-        settings, memory = self.settings, self.memory
-        mean, own = class_statistics(session, with_views=settings.views)
-        mean = self.calibrated(session.names, mean)
-        if settings.spread == "borrowed" and memory.base:
-            base = slice(memory.base)
-            own = spread(own, mean, memory.mean[base], memory.std[base], settings.beta, settings.gamma)
-        return mean, own
+    def _shown(self, session: AnySession) -> AnySession:
+        """The session without its views, where they do not count."""
+        return session if self.settings.views else replace(session, views=None)
+
+    def _held(self, base: BaseSession) -> Tensor:
+        """Marks the base images (n,) by which the operating point is found, and which take part in nothing else."""
+        if base.held is not None:
+            return base.held
+        if self.settings.novel_bias is not None:
+            return torch.zeros(len(base.labels), dtype=torch.bool, device=self.device)
+        return held_out(base.features, base.labels, HELD_OUT, self.seed)
+
+    def _unseen_likeness(self, base: BaseSession, held: Tensor, shrinkage: float) -> Tensor:
+        """The cosine to be expected of two images of a class that is still to come.
+
+        Where the backbone was not trained on these images, each half of the classes is measured by the metric of the
+        other. Where it was, classes that it has not seen are less alike by a factor that validation banks gave.
+        """
+        if base.held is not None and held.any():
+            seen = Metric.whitening(base, shrinkage, ~held)
+            return UNSEEN * _mean_likeness(seen(base.features[held]), base.labels[held], len(base.classes))
+        found = []
+        for half in range(2):
+            inside = base.labels % 2 == half
+            if len(torch.unique(base.labels[inside])) > 1:
+                outside = Metric.whitening(base, shrinkage, inside)(base.features[~inside])
+                found.append(_mean_likeness(outside, base.labels[~inside], len(base.classes)))
+        return torch.stack(found).mean() if found else torch.full((), 0.5, device=self.device)
+
+    def _calibrate(self) -> None:
+        """Complete the prototypes of all novel classes by what their names say (Section 3.2)."""
+        memory, novel = self.memory, slice(self.memory.base, None)
+        if self.prior is not None:
+            predicted, miss = self._predicted()
+            share = self._trust(miss, self.likeness()[novel], memory.counts[novel])[:, None]
+            mean = (1 - share) * memory.shown[novel] + share * predicted
+        else:
+            mean = self.calibrated(tuple(self.names[novel]), memory.shown[novel])
+        mean = mean if self.metric is None else F.normalize(mean)
+        memory.mean = torch.cat([memory.mean[: memory.base], mean])
 
     def calibrated(self, names: tuple[str, ...], prototypes: Tensor) -> Tensor:
-        """Few-shot prototypes (n, d) completed by their classes' attributes, if they have any."""
-        if self.calibrator is not None:
-            self._semantics = known = self.semantics.learn(names)
-            vectors, association = (part.to(self.device) for part in known.classes(names))
-            prototypes = self.calibrator.calibrate(prototypes, vectors, association, self.settings.alpha)
-            strange = [name for name, known in zip(names, association.any(1).tolist(), strict=True) if not known]
-            self.remarks += [f"{name!r} has no attributes here: its prototype is not calibrated" for name in strange]
-        return prototypes if self.metric is None else F.normalize(prototypes)
+        """Few-shot prototypes (n, d) completed by their classes' attributes (MPC), if they have any."""
+        if self.calibrator is None or not names:
+            return prototypes
+        self._semantics = known = self.semantics.learn(names)
+        vectors, association = (part.to(self.device) for part in known.classes(names))
+        return self.calibrator.calibrate(prototypes, vectors, association, self.settings.alpha)
+
+    def _predicted(self) -> tuple[Tensor, Tensor]:
+        """Prototypes of all novel classes by their names alone, and how far they may miss."""
+        assert self.prior is not None
+        names = self.names[self.memory.base :]
+        self._semantics = known = self.semantics.learn(names)
+        return self.prior.predict(kinship(known, names, self.pool))
+
+    def _trust(self, miss: Tensor, likeness: Tensor, counts: Tensor) -> Tensor:
+        """The share of a name in the prototype of its class; without a shot it is all there is."""
+        share = self.settings.trust * trust(miss, likeness, counts.clamp(min=1))
+        return torch.where(counts > 0, share, 1.0)
+
+    def likeness(self) -> Tensor:
+        """Cosine (classes,) of two images of each class, near the common one where there are few exemplars of it."""
+        memory = self.memory
+        own, counts = likeness(memory.exemplars, memory.labels, len(memory.mean))
+        some = counts > 1
+        common = own[some].mean() if some.any() else self.unseen
+        weight = torch.where(some, counts, 0)
+        return (weight * own + SHRINKAGE * common) / (weight + SHRINKAGE)
+
+    def _borrow(self, classes: range) -> None:
+        """Widen the spreads of few-shot classes by those of similar base classes."""
+        settings, memory = self.settings, self.memory
+        if settings.spread == "borrowed" and memory.base:
+            base, own = slice(memory.base), slice(classes.start, classes.stop)
+            wide = spread(
+                memory.std[own], memory.mean[own], memory.mean[base], memory.std[base], settings.beta, settings.gamma
+            )
+            memory.std = torch.cat([memory.std[: classes.start], wide, memory.std[classes.stop :]])
+
+    def _remark(self, names: tuple[str, ...]) -> None:
+        """Say of which classes the names mean nothing here."""
+        if self.settings.calibrate == "none" or not self.settings.named:
+            return
+        known = self.semantics.learn(names)
+        if self.prior is not None:
+            strange = ~kinship(known, names, self.pool).any(1)
+        else:
+            strange = ~known.classes(names)[1].any(1)
+        self.remarks += [
+            f"{name!r} means nothing here: its prototype is that of its images alone"
+            for name, nothing in zip(names, strange.tolist(), strict=True)
+            if nothing
+        ]
 
     @property
     def semantics(self) -> Semantics | Nameless:
@@ -141,37 +243,22 @@ class Engine(Stateful):
     @property
     def head(self) -> Head:
         """The plain tensors with which features are scored."""
-        structure, network = self.structure, self.projector
+        networks: list[Projector] = list(self.projectors)  # type: ignore[arg-type]
         return Head(
-            metric=None if self.metric is None else self.metric.matrix,
-            inner_weight=network.inner.weight.detach(),
-            inner_bias=network.inner.bias.detach(),
-            outer_weight=network.outer.weight.detach(),
-            outer_bias=network.outer.bias.detach(),
-            structure=structure,
+            metric=() if self.metric is None else self.metric.matrices,
+            weights=self.structure.new_ones(1) if self.metric is None else self.metric.weights,
+            inner_weight=torch.stack([network.inner.weight.detach() for network in networks]),
+            inner_bias=torch.stack([network.inner.bias.detach() for network in networks]),
+            outer_weight=torch.stack([network.outer.weight.detach() for network in networks]),
+            outer_bias=torch.stack([network.outer.bias.detach() for network in networks]),
+            structure=self.structure,
             prototypes=F.normalize(self.memory.mean),
-            bias=self._bias(),
-            share=structure.new_tensor(self.settings.prototypes),
+            bias=self.lift,
+            share=self.structure.new_tensor(self.settings.prototypes),
         )
 
-    def _bias(self) -> Tensor:
-        """The bias (n,) of novel classes, whose prototypes come from fewer images and so have smaller cosines.
-
-        `novel_bias` is meant for five shots beside base classes of any number of images; for other numbers of shots,
-        the bias makes up for the change in the expected cosine to a prototype.
-        """
-        settings, memory = self.settings, self.memory
-        if not memory.base:  # all base classes were forgotten
-            return torch.zeros_like(self.structure[:, 0])
-        likeness = self.structure.new_tensor(settings.likeness)
-        expected = expected_cosine(likeness, memory.counts.clamp(min=1))
-        published = likeness.sqrt() - expected_cosine(likeness, torch.tensor(5, device=self.device))
-        bias = settings.novel_bias + settings.prototypes * (expected[: memory.base].mean() - expected - published)
-        bias[: memory.base] = 0
-        return bias
-
     def scores(self, features: Tensor) -> Tensor:
-        """Cosines to structure and prototypes, weighted by the setting `prototypes`, and the bias."""
+        """Cosines to structures and prototypes, weighted by the setting `prototypes`, and the bias."""
         return self.head(features.to(self.device))
 
     @property
@@ -186,8 +273,9 @@ class Engine(Stateful):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of data that are kept: statistics, exemplars, the metric, and the attributes' prototypes."""
-        kept = [] if self.metric is None else [self.metric.matrix]
+        """Bytes of data that are kept: statistics, exemplars, the metric, and what names say."""
+        kept = [] if self.metric is None else list(self.metric.buffers())
+        kept += [] if self.prior is None else list(self.prior.buffers())
         kept += [] if self.calibrator is None else [self.calibrator.get_buffer("features")]
         return self.memory.bytes + count_bytes(kept)
 
@@ -202,9 +290,12 @@ class Engine(Stateful):
         Attributes that do not come from WordNet must be given to the constructor again.
         """
         self.memory = Memory.empty()
-        self.metric = Metric(state["metric.matrix"]) if "metric.matrix" in state else None
-        hidden, dimension = state["projector.inner.weight"].shape
-        self.projector = Projector(dimension, len(state["projector.outer.bias"]), hidden)
+        matrices = sorted(name for name in state if name.startswith("metric.matrix"))
+        self.metric = Metric([state[name] for name in matrices], state["metric.weights"]) if matrices else None
+        self.prior = NamePrior.empty() if "prior.centre" in state else None
+        hidden, dimension = state["projectors.0.inner.weight"].shape
+        sizes = (dimension, len(state["projectors.0.outer.bias"]), hidden)
+        self.projectors = nn.ModuleList(Projector(*sizes) for _ in range(self.settings.heads))
         self.calibrator = None
         if "calibrator.features" in state:
             pool = (state["calibrator.features"], state["calibrator.vectors"])
@@ -212,54 +303,73 @@ class Engine(Stateful):
         self.to(self.device)
 
     def _match(self, steps: int, session: int) -> None:
-        """Re-match the structure to all classes known, then the projector to the structure (Theorem 1, Eq. 13–15)."""
+        """Re-match the structures to all classes known, then the projectors to them (Theorem 1, Eq. 13–15)."""
         settings, memory = self.settings, self.memory
+        networks: list[Projector] = list(self.projectors)  # type: ignore[arg-type]
         count = len(memory.mean)
         room = max(count, settings.total or 0) if settings.structure == "fixed" else count
-        if room >= self.projector.width:
+        if room >= networks[0].width:
             width = room + max(64, room // 4)
-            self.projector.widen(width)
+            for network in networks:
+                network.widen(width)
             self.free = geometry.widen(self.free, width)
         sampler = memory.sampler(settings.per_base, settings.per_novel, noise=settings.noise, around=settings.around)
         initial = self._projected_means(sampler)
         free = settings.structure == "learned"
         if free:
-            structure = torch.cat([self.free, initial[len(self.free) :]]).requires_grad_()
+            structure = torch.cat([self.free, initial[:, self.free.shape[1] :]], 1).requires_grad_()
         else:
-            structure = self._target(initial)
-            self.smr = geometry.matching_rate(initial, structure)
+            structure = torch.stack([self._target(own, at) for at, own in enumerate(initial)])
+            pairs = zip(initial, structure, strict=True)
+            self.smr = sum(geometry.matching_rate(*pair) for pair in pairs) / len(networks)
         anchors = torch.arange(memory.base if session else 0, count, device=self.device)
         weights = self._weights(session)
         contrast = settings.loss != "match"
 
         def loss() -> Tensor:
             features, labels = sampler.batch(settings.batch, self.generator)
-            vectors = self.projector(features)
-            targets = F.normalize(structure) if free else structure
-            value = losses.matching(vectors, labels, targets, scale=settings.scale, weights=weights)
-            if contrast:
-                pull = anchors if settings.loss == "match+contrast" else anchors[:0]
-                value += losses.anchored_contrast(vectors, labels, targets, pull, settings.temperature)
+            value = features.new_zeros(())
+            for network, own in zip(networks, structure, strict=True):
+                vectors = network(features)
+                targets = F.normalize(own) if free else own
+                value = value + losses.matching(vectors, labels, targets, scale=settings.scale, weights=weights)
+                if contrast:
+                    pull = anchors if settings.loss == "match+contrast" else anchors[:0]
+                    value = value + losses.anchored_contrast(vectors, labels, targets, pull, settings.temperature)
             return value
 
-        parameters = [*self.projector.parameters(), *([structure] if free else [])]
+        parameters = [*self.projectors.parameters(), *([structure] if free else [])]
         rates = warmed_cosine(settings.lr, steps, max(1, steps // 10) - 1)
         descend(parameters, loss, rates, AdamW(settings.weight_decay), random=self.generator)
         if free:  # free vectors are no target, so features are compared with the projected class means
             self.free = structure.detach()
             structure = self._projected_means(sampler)
         self.structure = structure
+        self._operate()
+
+    def _operate(self) -> None:
+        """Find how far the scores of novel classes must be lifted: the operating point."""
+        memory, settings = self.memory, self.settings
+        self.lift, self.point = torch.zeros(len(memory.mean), device=self.device), None
+        if settings.novel_bias is not None:
+            self.lift[memory.base :] = settings.novel_bias
+        elif 0 < memory.base < len(memory.mean):
+            trial = Trial.of(self)
+            self.lift[memory.base :], self.point = trial.lift(self.head, settings.lean)
 
     @torch.no_grad()
     def _projected_means(self, sampler: Sampler) -> Tensor:
-        """The initial structure: the mean projection of each class's samples, before the projector is trained."""
-        total = torch.zeros(len(self.memory.mean), self.projector.width, device=self.device)
+        """The initial structures: the mean projection of each class's samples, before the projectors are trained."""
+        networks: list[Projector] = list(self.projectors)  # type: ignore[arg-type]
+        total = torch.zeros(len(networks), len(self.memory.mean), networks[0].width, device=self.device)
         for _ in range(min(8, 1 + 16_384 // len(sampler.labels))):
-            total += class_sums(self.projector(sampler(self.generator)), sampler.labels, len(total))
-        return F.normalize(total)
+            samples = sampler(self.generator)
+            for at, network in enumerate(networks):
+                total[at] += class_sums(network(samples), sampler.labels, total.shape[1])
+        return F.normalize(total, dim=-1)
 
-    def _target(self, initial: Tensor) -> Tensor:
-        """The structure that the projector is to be matched to."""
+    def _target(self, initial: Tensor, head: int) -> Tensor:
+        """The structure that a projector is to be matched to."""
         kind, (count, width) = self.settings.structure, initial.shape
         if kind == "matched":
             return geometry.nearest_simplex(initial)
@@ -267,7 +377,7 @@ class Engine(Stateful):
             room = self.settings.total or count
             if count > room:
                 raise Misuse(f"structure=fixed has room for total={room} classes, and this is the {count}th")
-            same = torch.Generator(self.device).manual_seed(self.seed)
+            same = torch.Generator(self.device).manual_seed(self.seed + head)
             return geometry.random_simplex(room, width, same)[:count].to(initial.dtype)
         drawn = geometry.random_simplex(count, width, self.generator).to(initial.dtype)
         return geometry.assigned(initial, drawn) if kind == "greedy" else drawn
@@ -279,3 +389,9 @@ class Engine(Stateful):
         weights = torch.full((len(self.memory.mean),), 2.0, device=self.device)
         weights[: self.memory.base] = 0.05 if 2 * session <= (self.settings.sessions or 0) else 0.5
         return weights
+
+
+def _mean_likeness(features: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Mean cosine of two images of one class, over the classes that have two."""
+    own, counts = likeness(features, labels, classes)
+    return own[counts > 1].mean() if (counts > 1).any() else torch.full((), 0.5, device=features.device)

@@ -8,12 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from concm.engine.metric import measured
+
 
 @dataclass(frozen=True)
 class Head:
-    """What the engine knows at one version: projector, structure (n, d_g), prototypes (n, d) and a bias per class."""
+    """What the engine knows at one version: projectors, their structures, prototypes (n, d) and a bias per class.
 
-    metric: Tensor | None
+    Of h projectors, `inner_weight` is (h, hidden, d), `outer_weight` (h, d_g, hidden) and `structure` (h, n, d_g).
+    """
+
+    metric: tuple[Tensor, ...]
+    weights: Tensor
     inner_weight: Tensor
     inner_bias: Tensor
     outer_weight: Tensor
@@ -25,10 +31,16 @@ class Head:
 
     def __call__(self, features: Tensor) -> Tensor:
         """Cosines (n, classes) to structure and prototypes, the latter with their `share`, and the bias."""
-        unit = F.normalize(features)
-        if self.metric is not None:
-            unit = F.normalize(unit @ self.metric)
-        hidden = F.linear(unit, self.inner_weight, self.inner_bias).relu()
-        projected = F.normalize(F.linear(hidden, self.outer_weight, self.outer_bias))
-        scores = (1 - self.share) * (projected @ self.structure.T)
-        return torch.add(scores + self.share * (unit @ self.prototypes.T), self.bias)
+        unit = self.read(features)
+        scores = (1 - self.share) * self.structural(unit) + self.share * (unit @ self.prototypes.T)
+        return torch.add(scores, self.bias)
+
+    def read(self, features: Tensor) -> Tensor:
+        """Unit vectors (n, d) in the metric."""
+        return measured(features, self.metric, self.weights) if self.metric else F.normalize(features)
+
+    def structural(self, unit: Tensor) -> Tensor:
+        """Mean over the projectors of the cosines (n, classes) to their structures."""
+        hidden = (unit @ self.inner_weight.transpose(1, 2) + self.inner_bias[:, None]).relu()
+        projected = F.normalize(hidden @ self.outer_weight.transpose(1, 2) + self.outer_bias[:, None], dim=-1)
+        return (projected @ self.structure.transpose(1, 2)).mean(0)

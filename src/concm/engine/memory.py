@@ -19,7 +19,11 @@ Around = Literal["exemplars", "prototype"]
 
 
 class Memory(Growing):
-    """Statistics (n, d) of all classes seen so far, and exemplar features (m, d) of the novel ones with their views."""
+    """Statistics (n, d) of all classes seen so far, and exemplar features (m, d) of the novel ones with their views.
+
+    `mean` are the prototypes, calibrated where that is done, and `shown` the plain means of the images. `held` with
+    `held_labels` are base images that took no part in anything, and `apart` the base classes' means without them.
+    """
 
     def __init__(
         self,
@@ -29,18 +33,28 @@ class Memory(Growing):
         exemplars: Tensor,
         labels: Tensor,
         views: Tensor,
+        held: Tensor,
+        held_labels: Tensor,
+        apart: Tensor,
         base: int,
     ) -> None:
         super().__init__()
-        self.mean, self.std, self.counts = mean, std, counts
+        self.mean, self.shown, self.std, self.counts = mean, mean, std, counts
         self.exemplars, self.labels, self.views = exemplars, labels, views
+        self.held, self.held_labels, self.apart = held, held_labels, apart
         self.base = base
 
     @classmethod
-    def of_base(cls, session: BaseSession) -> Memory:
-        """A memory of the base classes: exact statistics, and no exemplars."""
+    def of_base(cls, session: BaseSession, held: Tensor | None = None) -> Memory:
+        """A memory of the base classes: exact statistics, no exemplars, and the images that `held` (n,) marks."""
+        held = torch.zeros_like(session.labels, dtype=torch.bool) if held is None else held
         empty = session.features.new_empty(0, session.features.shape[1])
         views = session.views.shape[1] if session.views is not None else 0
+        apart = session.mean
+        if session.held is None and held.any():
+            count = torch.bincount(session.labels[~held], minlength=len(session.classes))
+            apart = class_sums(session.features[~held], session.labels[~held], len(count)) / count.clamp(min=1)[:, None]
+            apart = torch.where((count > 0)[:, None], F.normalize(apart), session.mean)
         return cls(
             mean=session.mean,
             std=session.std,
@@ -48,6 +62,9 @@ class Memory(Growing):
             exemplars=empty,
             labels=session.labels.new_empty(0),
             views=empty.new_empty(0, views, empty.shape[1]),
+            held=session.features[held],
+            held_labels=session.labels[held],
+            apart=apart,
             base=len(session.classes),
         )
 
@@ -55,7 +72,7 @@ class Memory(Growing):
     def empty(cls) -> Memory:
         """An empty memory, into which a state can be loaded."""
         nothing = torch.empty(0)
-        return cls(nothing, nothing, nothing, nothing, nothing, nothing, 0)
+        return cls(nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, 0)
 
     def get_extra_state(self) -> Tensor:
         """The number of base classes."""
@@ -66,7 +83,7 @@ class Memory(Growing):
         self.base = int(state)
 
     def add(self, session: Session, mean: Tensor, std: Tensor, *, replay: int) -> None:
-        """Remember a session's classes by their (calibrated) means and spreads, with `replay` exemplars each."""
+        """Remember a session's classes by their means and spreads, with `replay` exemplars each."""
         first = session.classes.start
         counts = torch.bincount(session.labels - first, minlength=len(session.classes))
         kept = torch.cat([(session.labels == label).nonzero().flatten()[:replay] for label in session.classes])
@@ -76,6 +93,7 @@ class Memory(Growing):
         views = session.features[:, None] if session.views is None else session.views
         views = views[kept][:, torch.arange(self.views.shape[1]) % views.shape[1]]
         self.mean = torch.cat([self.mean, mean])
+        self.shown = torch.cat([self.shown, mean])
         self.std = torch.cat([self.std, std])
         self.counts = torch.cat([self.counts, counts])
         self.exemplars = torch.cat([self.exemplars, session.features[kept]])
@@ -86,19 +104,25 @@ class Memory(Growing):
         """Drop a class; later classes move up by one."""
         kept = torch.arange(len(self.mean), device=self.mean.device) != label
         images = self.labels != label
-        self.mean, self.std, self.counts = self.mean[kept], self.std[kept], self.counts[kept]
+        self.mean, self.shown = self.mean[kept], self.shown[kept]
+        self.std, self.counts = self.std[kept], self.counts[kept]
         self.exemplars, self.views, labels = self.exemplars[images], self.views[images], self.labels[images]
         self.labels = labels - (labels > label).long()
-        self.base -= label < self.base
+        if label < self.base:
+            held = self.held_labels != label
+            self.held, labels = self.held[held], self.held_labels[held]
+            self.held_labels = labels - (labels > label).long()
+            self.apart = self.apart[kept[: self.base]]
+            self.base -= 1
 
     def revise(self, session: Session, mean: Tensor, std: Tensor, *, replay: int) -> None:
         """Replace the statistics and exemplars of one known class."""
         label = session.classes.start
-        before = (self.mean, self.std, self.counts)
+        before = (self.mean, self.shown, self.std, self.counts)
         others = self.labels != label
         self.exemplars, self.views, self.labels = self.exemplars[others], self.views[others], self.labels[others]
         self.add(session, mean, std, replay=0 if label < self.base else replay)
-        for name, old in zip(("mean", "std", "counts"), before, strict=True):
+        for name, old in zip(("mean", "shown", "std", "counts"), before, strict=True):
             value = getattr(self, name)
             setattr(self, name, torch.cat([old[:label], value[-1:], old[label + 1 :]]))
 
@@ -207,6 +231,7 @@ def class_statistics(session: Session, *, with_views: bool) -> tuple[Tensor, Ten
     mean, std = [], []
     for label in session.classes:
         own = features[session.labels == label].flatten(0, 1)
+        own = own if len(own) else torch.zeros_like(own.new_empty(1, features.shape[-1]))  # known by its name alone
         mean.append(own.mean(0))
         std.append(own.std(0, correction=0))
     return torch.stack(mean), torch.stack(std)

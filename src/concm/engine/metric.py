@@ -7,6 +7,7 @@ backbone's own base images is too small to be trusted, so it is shrunk strongly 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -22,32 +23,40 @@ AnySession = TypeVar("AnySession", bound=Session)
 
 
 class Metric(Growing):
-    """Features (…, d) → unit vectors (…, d) that are compared by cosine."""
+    """Features (…, d) → unit vectors (…, d) that are compared by cosine.
 
-    matrix: Tensor
+    A feature is one reading, or several side by side: each has a `matrix` (w, w) of its own, and counts by its weight.
+    """
 
-    def __init__(self, matrix: Tensor) -> None:
+    weights: Tensor
+
+    def __init__(self, matrices: Sequence[Tensor], weights: Tensor) -> None:
         super().__init__()
-        self.matrix = matrix
+        for at, matrix in enumerate(matrices):
+            setattr(self, f"matrix{at}", matrix)
+        self.weights = weights
+
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        """The matrix of each reading."""
+        return tuple(getattr(self, f"matrix{at}") for at in range(len(self.weights)))
 
     @classmethod
-    def whitening(cls, base: BaseSession, shrinkage: float) -> Metric:
-        """(W + shrinkage · mean variance · I)^(−1/2), W the covariance within the base classes."""
-        unit = F.normalize(base.features.double(), dim=-1)
-        counts = torch.bincount(base.labels, minlength=len(base.classes)).clamp(min=1)
-        means = class_sums(unit, base.labels, len(base.classes)) / counts[:, None]
-        within = unit - means[base.labels]
-        covariance = within.T @ within / max(1, len(unit) - len(base.classes))
-        level = covariance.diagonal().mean()
-        values, vectors = torch.linalg.eigh(covariance)
-        if level <= torch.finfo(torch.float32).eps ** 2:  # one image per class: there is no spread to learn from
-            return cls(torch.eye(len(covariance), dtype=base.features.dtype, device=base.features.device))
-        scale = (values.clamp(min=0) / level + shrinkage).clamp(min=torch.finfo(torch.float32).eps).rsqrt()
-        return cls((vectors * scale @ vectors.T).to(base.features.dtype))
+    def whitening(cls, base: BaseSession, shrinkage: float, seen: Tensor | None = None) -> Metric:
+        """(W + shrinkage · mean variance · I)^(−1/2) per reading, W the covariance within the base classes.
+
+        `seen` marks the images from which it is learned, if not all of them are.
+        """
+        chosen = slice(None) if seen is None else seen
+        features, labels = base.features[chosen], base.labels[chosen]
+        readings = features.split_with_sizes(list(base.layout) or [features.shape[1]], -1)
+        length = torch.stack([reading.norm(dim=-1).mean() for reading in readings])
+        weights = length / length.norm().clamp(min=1e-12)
+        return cls([_whitening(reading, labels, len(base.classes), shrinkage) for reading in readings], weights)
 
     def forward(self, features: Tensor) -> Tensor:
         """Unit vectors, in which differences count the same in all directions."""
-        return F.normalize(F.normalize(features, dim=-1) @ self.matrix, dim=-1)
+        return measured(features, self.matrices, self.weights)
 
     def read(self, session: AnySession) -> AnySession:
         """The session with all features transformed by the metric; a base session's spreads are those of `features`."""
@@ -59,6 +68,40 @@ class Metric(Growing):
         pooled = torch.stack([own for own in std if own.isfinite().all()]).mean(0)
         spread = torch.stack([torch.where(own.isfinite(), own, pooled) for own in std])  # a class without an image
         return replace(session, features=features, views=views, mean=self(session.mean), std=spread)
+
+
+def measured(features: Tensor, matrices: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """Each reading scaled to unit length, multiplied by its matrix, scaled again, and weighted."""
+    readings = features.split_with_sizes([len(matrix) for matrix in matrices], -1)
+    unit = [
+        F.normalize(F.normalize(own, dim=-1) @ own_matrix, dim=-1)
+        for own, own_matrix in zip(readings, matrices, strict=True)
+    ]
+    return F.normalize(torch.cat([weight * own for weight, own in zip(weights, unit, strict=True)], -1), dim=-1)
+
+
+def _whitening(reading: Tensor, labels: Tensor, classes: int, shrinkage: float) -> Tensor:
+    unit = F.normalize(reading.double(), dim=-1)
+    counts = torch.bincount(labels, minlength=classes).clamp(min=1)
+    within = unit - (class_sums(unit, labels, classes) / counts[:, None])[labels]
+    within = within / max(1, len(unit) - classes) ** 0.5
+    count, width = within.shape
+    level = within.square().sum() / width
+    eye = torch.eye(width, dtype=unit.dtype, device=unit.device)
+    if level <= torch.finfo(torch.float32).eps ** 2:  # one image per class: there is no spread to learn from
+        return eye.to(reading.dtype)
+    least = torch.finfo(torch.float32).eps
+    if count < width and shrinkage > least:  # all spread lies in the span of the images, which is found faster
+        values, sides = torch.linalg.eigh(within @ within.T)
+        some = values > least * values[-1]
+        values, vectors = values[some], within.T @ sides[:, some] / values[some].sqrt()
+        rest = shrinkage**-0.5
+    else:
+        values, vectors = torch.linalg.eigh(within.T @ within)
+        rest = 0.0
+    scale = (values.clamp(min=0) / level + shrinkage).clamp(min=least).rsqrt()
+    matrix: Tensor = rest * eye + vectors * (scale - rest) @ vectors.T
+    return matrix.to(reading.dtype)
 
 
 def expected_cosine(likeness: Tensor, count: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from concm.engine.calibration import CalibrationSettings
 from concm.engine.memory import Around
+from concm.engine.operating import Lean
 from concm.errors import Misuse
 from concm.records import Checked, setting
 
@@ -34,14 +35,21 @@ class Settings(Checked):
     PRESETS: ClassVar = ("published", "full")
 
     whitening: float | None = setting(
-        10.0, "Shrinkage of the metric's whitening, in mean variances; none compares plain features (paper).", least=0
+        3.0, "Shrinkage of the metric's whitening, in mean variances; none compares plain features (paper).", least=0
     )
-    calibrate: bool = setting(True, "Complete prototypes by the attributes of their class (MPC).")
+    calibrate: Literal["names", "network", "none"] = setting(
+        "names",
+        "Complete few-shot prototypes by what their class's name says: by kinship of names in closed form, by the"
+        " paper's network over attributes (MPC), or not at all.",
+    )
     named: bool = setting(
-        True, "Calibrate by the classes' names; without them all classes share one attribute, which is a control."
+        True, "Calibrate by the classes' names; without them all classes are as akin to each other, which is a control."
+    )
+    trust: float = setting(
+        1.0, "Factor of the share that kinship gets by what is known of it: 0 trusts the shots alone.", least=0, most=1
     )
     alpha: float = setting(
-        0.7, "Share of the few-shot prototype in the calibrated one (paper: 0.6; Eq. 5).", least=0, most=1
+        0.7, "Share of the few-shot prototype in the one calibrated by MPC (paper: 0.6; Eq. 5).", least=0, most=1
     )
     calibration: CalibrationSettings = setting(CalibrationSettings(), "Settings of the MPC network.")
     views: bool = setting(
@@ -53,7 +61,7 @@ class Settings(Checked):
     )
     beta: float = setting(0.6, "Scale of the borrowed spread (paper, appendix).", least=0)
     gamma: float = setting(16.0, "How similar a base class must be for its spread to count (paper, appendix).")
-    noise: float = setting(3.0, "Spread of all samples, in standard deviations (paper: 1).", least=0)
+    noise: float = setting(1.5, "Spread of all samples, in standard deviations (paper: 1).", least=0)
     around: Around = setting("exemplars", "Centres around which samples of novel classes are drawn (paper: prototype).")
     replay: int = setting(5, "Exemplars kept of each novel class (paper: 5, and 0 and 1 studied).", least=0)
     structure: Literal["matched", "greedy", "random", "fixed", "learned"] = setting(
@@ -77,7 +85,8 @@ class Settings(Checked):
     )
     sessions: int | None = setting(None, "Sessions to come, for the released schedule; nothing else needs it.", least=1)
     width: int = setting(128, "Dimensions d_g of the structure at first (paper: 128); more classes widen it.", least=1)
-    hidden: int = setting(512, "Width of the projector's hidden layer (released code: 2048).", least=1)
+    heads: int = setting(4, "Projectors, whose scores are averaged; one alone is mostly variance (paper: 1).", least=1)
+    hidden: int = setting(256, "Width of each projector's hidden layer (released code: 2048).", least=1)
     per_base: int = setting(8, "Samples of each base class in a step.", least=1)
     per_novel: int = setting(8, "Samples of each novel class in a step.", least=1)
     batch: int = setting(
@@ -88,17 +97,15 @@ class Settings(Checked):
     lr: float = setting(1e-3, "Peak rate of AdamW.", above=0)
     weight_decay: float = setting(1e-2, "Weight decay of AdamW.", least=0)
     prototypes: float = setting(
-        0.75, "Share of the prototypes' cosines in the score; the rest is the structure's (paper: 0).", least=0, most=1
+        0.85, "Share of the prototypes' cosines in the score; the rest is the structure's (paper: 0).", least=0, most=1
     )
-    novel_bias: float = setting(
-        0.07,
-        "Constant added to the scores of novel classes of five shots; fewer shots get more, see `likeness` (paper: 0).",
+    novel_bias: float | None = setting(
+        None, "Constant added to the scores of novel classes; none derives it from what is known (paper: 0)."
     )
-    likeness: float = setting(
-        0.55,
-        "Cosine of two images of one class in the metric, which decides how the bias depends on the number of shots.",
-        least=0,
-        most=1,
+    lean: Lean = setting(
+        "even",
+        "What that constant makes best: expected accuracy over all classes (base), the harmonic mean of base and novel"
+        " accuracy (novel), or the mean of both.",
     )
 
     def __post_init__(self) -> None:
@@ -112,7 +119,7 @@ class Settings(Checked):
     def needs(self) -> tuple[str, ...]:
         """What the engine uses beyond features and labels with these settings."""
         needs = {
-            "class names": self.calibrate and self.named,
+            "class names": self.calibrate != "none" and self.named,
             "views of the shots": self.views,
             f"exemplars: {self.replay} per novel class": self.replay > 0,
             "number of classes to come": self.structure == "fixed",
@@ -125,12 +132,14 @@ class Settings(Checked):
         """The paper's algorithm on banked features; steps and batches are ours."""
         return cls(
             whitening=None,
+            calibrate="network",
             alpha=0.6,
             views=False,
             noise=1.0,
             around="prototype",
             loss="match+contrast",
             scale=1.0,
+            heads=1,
             hidden=2048,
             batch=10_000,
             base_steps=200,

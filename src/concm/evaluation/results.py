@@ -68,7 +68,10 @@ class Figures(Accuracies):
 
 @dataclass(frozen=True)
 class Heading:
-    """All that decides a run, so that a finished one can be found again."""
+    """All that decides a run, so that a finished one can be found again.
+
+    `passes` is how often the backbone saw each picture.
+    """
 
     scenario: str
     cut: Cut
@@ -81,6 +84,7 @@ class Heading:
     seed: int
     environment: dict[str, Any]
     shots: dict[str, list[int]] | None = None
+    passes: int = 1
     schema: int = SCHEMA
 
     @classmethod
@@ -99,6 +103,7 @@ class Heading:
             draw=draw,
             seed=seed,
             shots=None if shots is None else {str(label): rows for label, rows in shots.items()},
+            passes=bank.passes,
             environment={
                 "concm": __version__,
                 "code": code() if choice.source is None else f"{code()}-{choice.source}",

@@ -169,7 +169,8 @@ class Printed:
 class Table:
     """What the bench measured on one bank, with the published rows of the scenario; as a file, `concm bench --json`.
 
-    `control` is the method whose curve the rows are measured against.
+    `control` is the method whose curve the rows are measured against, and `passes` how often the backbone saw each
+    picture.
     """
 
     scenario: str
@@ -181,6 +182,7 @@ class Table:
     published: list[Printed] = field(default_factory=list)
     at_once: int | None = None
     control: str = "ncm"
+    passes: int = 1
 
     @classmethod
     def of(cls, bank: Bank, results: Sequence[Result], draws: int, at_once: int | None = None) -> Table:
@@ -198,6 +200,7 @@ class Table:
             ],
             at_once=at_once,
             control=CONTROL,
+            passes=bank.passes,
         )
 
     @property

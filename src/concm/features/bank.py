@@ -27,7 +27,8 @@ Precision = Literal["int8", "float16", "float32"]
 class Part:
     """Features (n, d), labels (n,), augmented views (n, k, d) if there are any, and the pictures' names.
 
-    `pictures` (n, h, w, 3) are present if the bank was made for methods that go on training the backbone.
+    `pictures` (n, h, w, 3) are present if the bank was made for methods that go on training the backbone. `held` (n,)
+    marks base images that the backbone was not trained on, where there are any.
     """
 
     features: Tensor
@@ -35,13 +36,15 @@ class Part:
     views: Tensor | None = None
     ids: list[str] = field(default_factory=list)
     pictures: Tensor | None = None
+    held: Tensor | None = None
 
     def where(self, chosen: Tensor) -> Part:
         """The rows marked or numbered in `chosen`."""
         at = chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen
         ids = [self.ids[i] for i in at.tolist()] if self.ids else []
-        views, pictures = (None if value is None else value[at] for value in (self.views, self.pictures))
-        return Part(self.features[at], self.labels[at], views, ids, pictures)
+        optional = (self.views, self.pictures, self.held)
+        views, pictures, held = (None if value is None else value[at] for value in optional)
+        return Part(self.features[at], self.labels[at], views, ids, pictures, held)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Bank:
     base, novel, test
         Features with labels of the base images, of the candidates from which shots are drawn, and of the test images.
     mean, std, counts
-        Statistics (base classes, d) over *all* base images, of which `base` may be a part.
+        Statistics (base classes, d) over *all* base images that were trained on, of which `base` may be a part.
     card
         Where the bank comes from.
     learned
@@ -182,15 +185,27 @@ class Bank:
         """A copy of the backbone, to train further."""
         from concm import backbones
 
-        if self.encoder.transform is None:
+        own = self.encoder
+        if own.transform is None:
             raise ConcmError("the features of this bank do not come from pictures, so it has no backbone")
-        network = backbones.registered(self.encoder.name).build()
+        network = backbones.registered(own.name).build()
         try:
             network.load_state_dict(self.weights)
         except RuntimeError as error:
-            raise ConcmError(f"this bank does not hold the weights of {self.encoder.name}; extract it again") from error
+            raise ConcmError(f"this bank does not hold the weights of {own.name}; extract it again") from error
         training = self.card.training or {}
-        return Encoder(self.encoder.name, network, self.encoder.transform, training, self.encoder.mirror)
+        return Encoder(own.name, network, own.transform, training, own.blocks, own.turns, own.looks)
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """The widths of the readings that stand side by side in a feature."""
+        return self.encoder.layout or (self.dimension,)
+
+    @property
+    def passes(self) -> int:
+        """How often the backbone saw each picture."""
+        reading = (self.card.training or {}).get("reading") or {}
+        return self.encoder.passes * len(reading.get("turns", (0,)))
 
     @property
     def dimension(self) -> int:
@@ -214,7 +229,7 @@ class Bank:
         save_bank(self, Path(path), precision)
 
 
-_KINDS = ("features", "labels", "views")
+_KINDS = ("features", "labels", "views", "held")
 
 
 def fewest_candidates(labels: Tensor, scenario: Scenario) -> int:

@@ -32,44 +32,53 @@ def extract(
     batch: int = 256,
     seed: int = 0,
 ) -> Bank:
-    """Encode base, novel and test images, `views` weak views of the kept training images, and base statistics.
+    """Encode base, novel and test images, `views` weak views of the candidate shots, and base statistics.
 
-    The limits keep so many images per class (a seeded choice); statistics always come from all base images. With
-    `keep_pictures` the bank also has the pictures and the backbone, for methods that go on training it.
+    The limits keep so many images per class (a seeded choice); statistics always come from all base images that were
+    trained on. Those that were held out of training follow them in the base part, marked. With `keep_pictures` the bank
+    also has the pictures and the backbone, for methods that go on training it.
     """
     if keep_pictures and not encoder.plain:
         raise Misuse(
             "`keep_pictures` keeps the backbone for methods that go on training it: that takes one of `concm train` "
-            "whose features are its own, without `mirror`, turned pictures or maps"
+            "whose features are its own, without `blocks`, `turns`, `looks` or maps"
         )
     begun = time.perf_counter()
     encoder.to(fabric.device)
-    base, novel, test = dataset.base, dataset.novel, dataset.test
+    base, held, novel, test = dataset.base, dataset.held, dataset.novel, dataset.test
     some_base, some_novel = limited(base, base_limit, seed), limited(novel, novel_limit, seed)
-    jobs: list[tuple[str, ImageSet, int]] = [
-        ("base images", base, 0),
-        ("novel images", some_novel, 0),
-        ("test images", test, 0),
-    ]
+    sets = {"base": base, "held-out": held, "novel": some_novel, "test": test}
+    jobs = [(f"{name} images", images, 0) for name, images in sets.items() if images is not None]
     if views:
-        jobs += [("views of base images", some_base, views), ("views of novel images", some_novel, views)]
-    done: list[Tensor] = []
+        jobs.append(("views of novel images", some_novel, views))
+    done: dict[str, Tensor] = {}
     with bar() as progress:
         for title, images, count in jobs:
             task = progress.add_task(title, total=len(images), note="")
             tick = partial(_tick, progress, task, fabric.world_size)
-            done.append(_sharded(encoder, images, fabric, count, seed, batch, tick))
-    labels = torch.from_numpy(base.labels)
-    mean, std, counts = statistics(done[0], labels, dataset.scenario.base)
+            done[title] = _sharded(encoder, images, fabric, count, seed, batch, tick)
+    mean, std, counts = statistics(done["base images"], torch.from_numpy(base.labels), dataset.scenario.base)
     place = {row: at for at, row in enumerate(base.rows.tolist())}
     kept = torch.tensor([place[row] for row in some_base.rows.tolist()])
+
+    def part(name: str, images: ImageSet) -> Part:
+        features = done[f"{name} images"]
+        return Part(
+            features=features[kept] if name == "base" else features,
+            labels=torch.from_numpy(images.labels),
+            views=done.get(f"views of {name} images"),
+            ids=images.ids,
+            pictures=torch.from_numpy(images.pixels[images.rows]) if keep_pictures else None,
+        )
+
+    trained = part("base", some_base)
     card = Card(encoder.meta, views, round(time.perf_counter() - begun, 1))
     return Bank(
         scenario=dataset.scenario,
         encoder=encoder.identity,
-        base=_part(done[0][kept], some_base, done[3] if views else None, keep_pictures),
-        novel=_part(done[1], some_novel, done[4] if views else None, keep_pictures),
-        test=_part(done[2], test, None, keep_pictures),
+        base=trained if held is None else _followed(trained, part("held-out", held)),
+        novel=part("novel", some_novel),
+        test=part("test", test),
         mean=mean,
         std=std,
         counts=counts,
@@ -96,9 +105,16 @@ def _tick(progress: Progress, task: TaskID, world: int, count: int) -> None:
     progress.advance(task, count * world)
 
 
-def _part(features: Tensor, images: ImageSet, views: Tensor | None, pictures: bool) -> Part:
-    pixels = torch.from_numpy(images.pixels[images.rows]) if pictures else None
-    return Part(features, torch.from_numpy(images.labels), views, images.ids, pixels)
+def _followed(trained: Part, held: Part) -> Part:
+    """The base part: images that were trained on, then those that were not, which it marks."""
+    pictures = [part.pictures for part in (trained, held) if part.pictures is not None]
+    return Part(
+        features=torch.cat([trained.features, held.features]),
+        labels=torch.cat([trained.labels, held.labels]),
+        ids=trained.ids + held.ids,
+        pictures=torch.cat(pictures) if pictures else None,
+        held=torch.arange(len(trained.labels) + len(held.labels)) >= len(trained.labels),
+    )
 
 
 def _sharded(

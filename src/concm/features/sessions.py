@@ -27,6 +27,7 @@ Shots = dict[int, list[int]]
 class Session:
     """What one session brings: classes (indices and names), features with labels, and views of the shots.
 
+    `layout` has the widths of the readings that stand side by side in a feature; where it is empty, there is one.
     `scenario` names the data, for senses of class names that are set by hand. The rest is for methods that declare it:
     `total`, how many classes there will be; `pool`, features and labels of all training images of these classes, which
     no few-shot learner may see; `pictures` (n, h, w, 3), from which the features were made.
@@ -38,6 +39,7 @@ class Session:
     features: Tensor
     labels: Tensor
     views: Tensor | None = None
+    layout: tuple[int, ...] = ()
     scenario: str = ""
     total: int | None = None
     pool: tuple[Tensor, Tensor] | None = None
@@ -56,15 +58,17 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True)
 class BaseSession(Session):
-    """The first session: `mean` and `std` (classes, d) and `counts` (classes,) are those of *all* its images.
+    """The first session: `mean` and `std` (classes, d) and `counts` (classes,) are those of *all* images trained on.
 
-    `features` may be of only some of them. `learned` is what the backbone's base session learned for a method, and
+    `features` may be of only some of them, followed by those of images that the backbone was not trained on: `held`
+    (n,) marks these rows, where there are any. `learned` is what the backbone's base session learned for a method, and
     `backbone`, for methods that declare it, a copy of the backbone that made the features.
     """
 
     mean: Tensor
     std: Tensor
     counts: Tensor
+    held: Tensor | None = None
     learned: Mapping[str, Tensor] = field(default_factory=dict)
     backbone: Encoder | None = None
 
@@ -143,7 +147,7 @@ class _Finder:
 def sessions(bank: Bank, shots: Shots) -> Iterator[Session]:
     """The base session, then each incremental session."""
     scenario, base = bank.scenario, bank.base
-    common: dict[str, Any] = {"scenario": scenario.name, "total": len(scenario.keys)}
+    common: dict[str, Any] = {"scenario": scenario.name, "total": len(scenario.keys), "layout": bank.layout}
     classes = scenario.classes_of(0)
     yield BaseSession(
         0,
@@ -160,6 +164,7 @@ def sessions(bank: Bank, shots: Shots) -> Iterator[Session]:
         counts=bank.counts,
         learned=bank.learned,
         backbone=bank.backbone() if bank.weights else None,
+        held=base.held,
     )
     for index in range(1, scenario.sessions + 1):
         classes = scenario.classes_of(index)

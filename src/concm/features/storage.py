@@ -36,6 +36,8 @@ def save_bank(bank: Bank, path: Path, precision: Precision) -> None:
         tensors[f"{name}/labels"] = part.labels.to(torch.int32)
         if part.pictures is not None:
             tensors[f"{name}/pictures"] = part.pictures
+        if part.held is not None:
+            tensors[f"{name}/held"] = part.held.to(torch.uint8)
         for kind, value in (("features", part.features), ("views", part.views)):
             if value is None:
                 continue
@@ -74,7 +76,7 @@ def _bank(tensors: dict[str, Tensor], meta: dict[str, Any], size: int) -> Bank:
     try:
         return Bank(
             scenario=from_json(Scenario, meta["scenario"]),
-            encoder=from_json(Identity, meta["encoder"]),
+            encoder=Identity.read(meta["encoder"]),
             mean=tensors["mean"].float(),
             std=tensors["std"].float(),
             counts=tensors["counts"].long(),
@@ -93,7 +95,9 @@ def _part(tensors: dict[str, Tensor], name: str, ids: list[str]) -> Part:
         return (value * tensors["scale"] + tensors["offset"] if value.dtype == torch.int8 else value).float()
 
     views = dense("views") if f"{name}/views" in tensors else None
-    return Part(dense("features"), tensors[f"{name}/labels"].long(), views, ids, tensors.get(f"{name}/pictures"))
+    held = tensors[f"{name}/held"].bool() if f"{name}/held" in tensors else None
+    labels, pictures = tensors[f"{name}/labels"].long(), tensors.get(f"{name}/pictures")
+    return Part(dense("features"), labels, views, ids, pictures, held)
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -116,9 +120,12 @@ def _consistent(bank: Bank) -> None:
         raise ValueError(f"it has statistics of {len(bank.mean)} base classes, the scenario has {base}")
     if not (bank.mean.isfinite().all() and bank.std.isfinite().all() and bool((bank.std >= 0).all())):
         raise ValueError("its statistics are not finite")
+    if min(bank.layout) < 1 or sum(bank.layout) != bank.dimension:
+        widths = " + ".join(map(str, bank.layout))
+        raise ValueError(f"its readings have {widths} dimensions, its features {bank.dimension}")
     bounds = {"base": (0, base), "novel": (base, classes), "test": (0, classes)}
     for name, part in bank.parts.items():
-        if not _fits(part, range(*bounds[name]), bank.dimension):
+        if not _fits(part, range(*bounds[name]), bank.dimension) or not (part.held is None or name == "base"):
             raise ValueError(f"its {name} part does not fit scenario {scenario.name}")
     enough = len(bank.base.labels) and len(bank.test.labels)
     if not enough or fewest_candidates(bank.novel.labels, scenario) < scenario.shot:
@@ -142,6 +149,7 @@ def _fits(part: Part, labels: range, dimension: int) -> bool:
         and (not part.ids or len(part.ids) == count)
         and all(isinstance(name, str) for name in part.ids)
         and (views is None or (views.shape == (count, views.shape[1], dimension) and bool(views.isfinite().all())))
+        and (part.held is None or part.held.shape == (count,))
         and (pictures is None or (pictures.ndim == 4 and pictures.shape[::3] == (count, 3)))
         and (pictures is None or pictures.dtype == torch.uint8)
     )

@@ -53,7 +53,7 @@ class Learner(Stateful):
     What was learned is kept in attributes: tensors, networks that `build` makes, and the plain values that it names.
     """
 
-    values: ClassVar[tuple[str, ...]] = ("dimension", "base")
+    values: ClassVar[tuple[str, ...]] = ("dimension", "base", "layout")
     kept: ClassVar[tuple[str, ...]] = ()
     "Names of the tensors that hold data and are counted by `memory_bytes`."
     copies: ClassVar[tuple[str, ...]] = ()
@@ -68,10 +68,12 @@ class Learner(Stateful):
             self.settings = settings
         self.dimension = 0
         self.base = 0
+        self.layout: list[int] = []
 
     def begin(self, base: BaseSession) -> BaseSession:
-        """The base session on the device, with `dimension` and `base` set and the networks built."""
+        """The base session on the device, with `dimension`, `base` and `layout` set and the networks built."""
         self.dimension, self.base = base.features.shape[1], len(base.classes)
+        self.layout = list(base.layout)
         self.rebuild({})
         return base.to(self.device)
 

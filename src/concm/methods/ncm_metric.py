@@ -14,6 +14,7 @@ from torch import Tensor
 
 from concm.engine.memory import class_statistics
 from concm.engine.metric import Metric
+from concm.engine.state import count_bytes
 from concm.features.sessions import BaseSession, Session
 from concm.methods.base import Learner
 from concm.methods.registry import VIEWS, method
@@ -24,7 +25,7 @@ from concm.records import Checked, setting
 class NCMMetricSettings(Checked):
     """The settings of the strong control, with the engine's values."""
 
-    whitening: float = setting(10.0, "Shrinkage of the whitening, in mean variances (the engine's).", least=0)
+    whitening: float = setting(3.0, "Shrinkage of the whitening, in mean variances (the engine's).", least=0)
     views: bool = setting(True, "Count the views of the shots into the prototypes (as the engine does).")
 
     @property
@@ -43,7 +44,8 @@ class NCMMetric(Learner):
 
     def build(self) -> None:
         """Make room for the metric."""
-        self.metric = Metric(torch.eye(self.dimension))
+        widths = self.layout or [self.dimension]
+        self.metric = Metric([torch.eye(width) for width in widths], torch.ones(len(widths)))
 
     def fit_base(self, base: BaseSession) -> None:
         """Learn the metric, and take the means over all base images in it."""
@@ -65,4 +67,4 @@ class NCMMetric(Learner):
     @property
     def memory_bytes(self) -> int:
         """Prototypes and metric."""
-        return super().memory_bytes + self.metric.matrix.numel() * self.metric.matrix.element_size()
+        return super().memory_bytes + count_bytes(self.metric.buffers())

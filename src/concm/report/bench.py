@@ -161,6 +161,7 @@ def show(found: Table) -> None:
     cut, backbone, rows = found.cut, found.backbone["name"], found.rows
     later = f"{cut.sessions} sessions of {cut.way}-way {cut.shot}-shot"
     say(f"\n{found.scenario}: {cut.base} base classes, then {later}")
+    say(f"forward passes per picture: {found.passes}")
     say(f"measured: {backbone} features, mean ± standard deviation of {rows[0].runs} runs ({found.draws} draws)")
     table = RichTable(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     headings = ["method", "backbone", "base", *(str(at + 1) for at in range(cut.sessions))]

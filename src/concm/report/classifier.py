@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
+from concm.backbones.encoder import Identity
 from concm.classifier.classifier import Classifier
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.prediction import Prediction
+from concm.files import write_whole
 from concm.records import from_json
 from concm.report.tables import print_whole, ruled, say
 
@@ -16,7 +21,8 @@ def show_prediction(prediction: Prediction) -> None:
     (first, score), *others = prediction.top
     rest = ", ".join(f"{name} {share:.2f}" for name, share in others[:2])
     if prediction.unknown:
-        say(f"{prediction.photo}: unknown (most like {first} {score:.2f}{f', {rest}' if rest else ''})")
+        familiar = f"{100 * prediction.familiarity:.0f} % of known photos are as strange"
+        say(f"{prediction.photo}: unknown (unlike what is known: {familiar}; most like {first})")
     else:
         say(f"{prediction.photo}: {first} {score:.2f}{f' (then {rest})' if rest else ''}")
 
@@ -29,12 +35,40 @@ def show_classes(classifier: Classifier) -> None:
     for row in classifier.classes:
         classes.add_row(row.name, str(row.photos), str(row.added), "base" if row.base else "later")
     print_whole(classes)
+    for sentence in reasons(classifier):
+        say(sentence)
     history = ruled("version", "when (UTC)", "action", "classes", "photos", "what", title="")
     history.columns[-1].justify = "left"
     for line in classifier.history:
         figures = (str(line.classes), str(line.photos))
         history.add_row(str(line.version), _when(line.created), line.action, *figures, line.detail)
     print_whole(history)
+
+
+def reasons(classifier: Classifier) -> list[str]:
+    """What was chosen for this store, and why, in sentences."""
+    known, tried = classifier.known(), classifier.store.meta.get("rehearsal") or {}
+    settings, point = known.engine.settings, known.engine.point
+    told = [f"names are trusted by a factor of {settings.trust:g}"]
+    if tried:
+        figures = ", ".join(f"{value:.1f} with {trust}" for trust, value in tried.items())
+        told[0] += f", by a rehearsal on the base classes (accuracy and HM: {figures})"
+    if point is not None:
+        told.append(f"scores of new classes are lifted by {point[0]:.3f} (lean {settings.lean})")
+        if len(point) == 3:
+            told[-1] += f", with which {100 * point[1]:.0f} % of base and {100 * point[2]:.0f} % of new photos are "
+            told[-1] += "expected to be right"
+    if known.confidence.adapted:
+        told.append("probabilities and the rate of unknown were calibrated on photos of yours")
+    return told
+
+
+def show_photos(name: str, rows: Sequence[Mapping[str, object]]) -> None:
+    """The photos of a class, with the numbers by which they can be removed or moved."""
+    table = ruled("photo", "number", title=name)
+    for row in rows:
+        table.add_row(str(row["photo"]), str(row["number"]))
+    print_whole(table)
 
 
 def show_evaluation(result: Evaluation, worst: int = 5) -> None:
@@ -46,6 +80,36 @@ def show_evaluation(result: Evaluation, worst: int = 5) -> None:
     poor = [f"{name} {100 * share:.0f} %" for share, name in shares[:worst] if share < 1]
     if poor:
         say(f"  most often wrong: {', '.join(poor)}")
+    if result.confused:
+        pairs = [f"{one} for {other} ({count})" for one, other, count in result.confused[:worst]]
+        say(f"  most often taken: {', '.join(pairs)}")
+
+
+def write_predictions(path: Path, found: Sequence[Prediction]) -> None:
+    """Answers as a CSV file; `guess` is the best guess, also of a photo that was called unknown."""
+    rows = [(one.photo, one.label, one.top[0][0], one.score, one.unknown, one.familiarity) for one in found]
+    _write(path, ("path", "label", "guess", "score", "unknown", "familiarity"), rows)
+
+
+def write_wrong(path: Path, result: Evaluation) -> None:
+    """The photos whose best guess was wrong, as a CSV file."""
+    rows = [(one.photo, one.truth, one.guess, one.score, one.unknown) for one in result.wrong]
+    _write(path, ("path", "label", "guess", "score", "unknown"), rows)
+
+
+def write_confusion(path: Path, result: Evaluation) -> None:
+    """How many photos of each class (rows) had which best guess (columns), as a CSV file."""
+    taken = {(one, other): count for one, other, count in result.confused}
+    taken |= {(name, name): right for name, (right, _) in result.by_class.items()}
+    names = sorted({name for pair in taken for name in pair})
+    rows = [(name, *(taken.get((name, other), 0) for other in names)) for name in sorted(result.by_class)]
+    _write(path, ("label", *names), rows)
+
+
+def _write(path: Path, head: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    write_whole(path, text.getvalue().encode())
 
 
 def _figures(result: Evaluation) -> list[tuple[str, str]]:
@@ -78,7 +142,8 @@ def card(classifier: Classifier) -> str:
         "",
         "## Backbone",
         "",
-        f"`{meta['backbone']}`, weights `{encoder['weights']}`, {encoder['transform']['size']} pixels.",
+        f"`{meta['backbone']}`, weights `{encoder['weights']}`, {encoder['transform']['size']} pixels, "
+        f"forward passes per picture: {Identity.read(encoder).passes}.",
         "",
         "## Evaluation",
         "",

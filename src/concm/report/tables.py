@@ -14,7 +14,7 @@ from concm.backbones.encoder import Encoder
 from concm.data.scenarios import Scenario
 from concm.evaluation.controls import METRICS
 from concm.evaluation.results import Figures
-from concm.features.bank import Bank
+from concm.features.bank import Bank, Part
 from concm.methods import Entry
 from concm.semantics.semantics import Meaning
 
@@ -95,11 +95,18 @@ def show_bank(bank: Bank) -> None:
     """What a bank holds."""
     s, encoder = bank.scenario, bank.encoder
     say(f"{s.name}: {s.base} base classes, then {s.sessions} sessions of {s.way}-way {s.shot}-shot")
-    mirror = ", averaged with the mirror image" if encoder.mirror else ""
-    say(f"backbone {encoder.name} ({encoder.weights}), {bank.dimension} dimensions{mirror}")
+    widths = f" ({' + '.join(map(str, bank.layout))})" if len(bank.layout) > 1 else ""
+    say(
+        f"backbone {encoder.name} ({encoder.weights}), {bank.dimension} dimensions{widths}, "
+        f"forward passes per picture: {bank.passes}"
+    )
     for name, part in bank.parts.items():
         views = f", {part.views.shape[1]} views each" if part.views is not None else ""
-        say(f"  {name:5} {len(part.labels):6} images of {len(set(part.labels.tolist())):4} classes{views}")
+        say(f"  {name:5} {len(part.labels):6} images of {len(set(part.labels.tolist())):4} classes{views}{_held(part)}")
+
+
+def _held(part: Part) -> str:
+    return f", {int(part.held.sum())} of them not trained on" if part.held is not None else ""
 
 
 def show_nearest_mean(scenario: Scenario, runs: list[list[Figures]], source: str) -> None:

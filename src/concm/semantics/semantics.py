@@ -13,7 +13,7 @@ from torch import Tensor
 from concm.semantics import cub
 from concm.semantics.attributes import attributes, pool
 from concm.semantics.overrides import identified, plain, synsets
-from concm.semantics.senses import Company, Sense, resolve
+from concm.semantics.senses import Company, Sense, resolve, told
 from concm.semantics.vectors import WordVectors, embed, word_vectors
 from concm.semantics.wordnet import identifier, key, nouns
 
@@ -61,6 +61,9 @@ class Source(Protocol):
     def columns(self, name: str) -> tuple[int, ...]:
         """The attributes of a name that are in the pool, as columns."""
 
+    def profile(self, name: str) -> dict[int, float]:
+        """What a name says of its class's looks: things that other classes share, and how much each of them tells."""
+
 
 @dataclass(frozen=True)
 class FromWordNet:
@@ -91,6 +94,11 @@ class FromWordNet:
         own = attributes(self.sense(name).synset, self.least_information)
         return tuple(column for column, part in enumerate(self.pool) if part in own)
 
+    def profile(self, name: str) -> dict[int, float]:
+        """The ancestors of the class's synset, each with what it tells beyond its own ancestors."""
+        synset = self.sense(name).synset
+        return {} if synset is None else {above: told(above) for above in nouns().ancestors(synset)}
+
 
 @dataclass(frozen=True)
 class FromCub:
@@ -112,6 +120,10 @@ class FromCub:
         """The strongest attribute of each group, as far as the pool has it."""
         own = self.table.of(name) or ()
         return tuple(column for column, attribute in enumerate(self.pool) if attribute in own)
+
+    def profile(self, name: str) -> dict[int, float]:
+        """The strongest attribute of each group; all tell as much."""
+        return dict.fromkeys(self.table.of(name) or (), 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +193,10 @@ class Semantics:
         for row, name in enumerate(names):
             association[row, list(self.source.columns(name))] = True
         return self._embed(names)[0], association
+
+    def embedded(self, names: Sequence[str]) -> Tensor:
+        """Word vectors (n, s) of class names; those of names without any known word are zero."""
+        return self._embed(names)[0]
 
     @property
     def without_vector(self) -> tuple[str, ...]:

@@ -102,12 +102,12 @@ def _fit(synset: int, total: Mapping[int, float], own: Mapping[int, float], enou
     for above in table.ancestors(synset):
         others = max(total.get(above, 0.0) - own.get(above, 0.0), 0.0)
         if others > 0:
-            score += _told(above) * math.log1p(others / enough)
+            score += told(above) * math.log1p(others / enough)
     return score
 
 
 @cache
-def _told(synset: int) -> float:
+def told(synset: int) -> float:
     """The information of a hypernym beyond that of its own hypernyms."""
     table = nouns()
     above = max((table.information(up) for up in table.hypernyms(synset)), default=0.0)

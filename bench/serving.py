@@ -1,0 +1,194 @@
+"""Throughput and latency of `concm serve` at 1, 8 and 32 clients, beside the bare encoder, on one core.
+
+    python bench/serving.py --json docs/results/serving.json
+
+The server runs in a process of its own on one core, and the clients in this one on the others. The encoder alone is
+measured by turns with it, on the same core: on one photo that is decoded already, and on a batch of 32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import io
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+BOUNDARY = "photo-of-the-bench"
+
+
+def photo(seed: int, width: int = 500, height: int = 375) -> bytes:
+    """A JPEG with the detail of a photograph: noise at several scales."""
+    random = np.random.default_rng(seed)
+    layers = [
+        np.asarray(Image.fromarray(random.integers(0, 256, (side, side, 3), dtype=np.uint8)).resize((width, height)))
+        for side in (4, 16, 64)
+    ]
+    file = io.BytesIO()
+    Image.fromarray(np.mean(layers, 0).astype(np.uint8)).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def make_store(path: Path) -> None:
+    """Twenty classes of ten photos each."""
+    from concm import Classifier
+
+    with Classifier(path, device="cpu") as made:
+        made.fit({f"class {label}": [photo(100 * label + at) for at in range(10)] for label in range(20)})
+
+
+def encoder_alone() -> None:
+    """For each line that comes in: milliseconds of 20 photos that are decoded already, one by one, and of a batch."""
+    import torch
+
+    from concm.backbones.encoder import load_encoder
+    from concm.data.images import decode
+    from concm.data.scenarios import natural
+
+    torch.set_num_threads(1)
+    encoder = load_encoder("efficientnet_lite0", natural(224)).to(torch.device("cpu"))
+    pixels = torch.from_numpy(np.stack([decode(photo(at), encoder.transform.resize) for at in range(32)]))
+    encoder(pixels)
+    for _ in sys.stdin:
+        single, used = [], time.process_time()
+        for at in range(20):
+            begun = time.perf_counter()
+            encoder(pixels[at : at + 1])
+            single.append(1000 * (time.perf_counter() - begun))
+        used, begun = time.process_time() - used, time.perf_counter()
+        encoder(pixels)
+        batch = time.perf_counter() - begun
+        print(json.dumps({"single": single, "cpu_ms": 1000 * used / 20, "batch": 1000 * batch / 32}), flush=True)
+
+
+def spread(times: list[float]) -> dict[str, float]:
+    """Median and 99th percentile."""
+    return {"p50_ms": statistics.median(times), "p99_ms": float(np.quantile(times, 0.99))}
+
+
+def ask(port: int, token: str, clients: int, seconds: float) -> tuple[list[float], float]:
+    """Milliseconds of every answer, and photos per second; each client sends one after the other on a connection."""
+    photos = [photo(1000 + at) for at in range(8)]
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+    times: list[float] = []
+    over = time.perf_counter() + seconds
+
+    def client(number: int) -> None:
+        line = http.client.HTTPConnection("127.0.0.1", port)
+        for at in range(10**9):
+            content = photos[(number + at) % len(photos)]
+            head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="photos"; filename="{at}.jpg"\r\n\r\n'
+            body = head.encode() + content + f"\r\n--{BOUNDARY}--\r\n".encode()
+            begun = time.perf_counter()
+            line.request("POST", "/api/predict?keep=none", body, headers)
+            answer = line.getresponse()
+            said = answer.read()
+            if answer.status != 200:
+                raise SystemExit(said.decode())
+            times.append(1000 * (time.perf_counter() - begun))
+            if time.perf_counter() > over:
+                return
+
+    begun = time.perf_counter()
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return times, len(times) / (time.perf_counter() - begun)
+
+
+def used(pid: int) -> float:
+    """Seconds of processor time that a process has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(
+    server: subprocess.Popen[str], encoder: subprocess.Popen[str], rounds: int, seconds: float
+) -> dict[str, Any]:
+    """Encoder and server by turns, so that whatever else the machine does falls on both."""
+    assert server.stdout is not None
+    address = re.search(r":(\d+)/\?token=(\S+)", server.stdout.readline())
+    assert address is not None
+    port, token = int(address[1]), address[2]
+
+    def alone() -> dict[str, Any]:
+        assert encoder.stdin is not None
+        assert encoder.stdout is not None
+        encoder.stdin.write("go\n")
+        encoder.stdin.flush()
+        return dict(json.loads(encoder.stdout.readline()))
+
+    alone()
+    ask(port, token, 2, 1)
+    single, batch, encoder_cpu, rows = list[float](), list[float](), list[float](), []
+    for clients in (1, 8, 32):
+        times, rates, begun = list[float](), list[float](), used(server.pid)
+        for _ in range(rounds):
+            found = alone()
+            single += found["single"]
+            batch.append(found["batch"])
+            encoder_cpu.append(found["cpu_ms"])
+            some, rate = ask(port, token, clients, seconds)
+            times += some
+            rates.append(rate)
+        cpu = 1000 * (used(server.pid) - begun) / len(times)
+        rows.append({"clients": clients, **spread(times), "per_second": statistics.median(rates), "cpu_ms": cpu})
+    own = {
+        **spread(single),
+        "batch_per_second": 1000 / statistics.median(batch),
+        "cpu_ms": statistics.median(encoder_cpu),
+    }
+    ratios = {"ratio_p50": rows[0]["p50_ms"] / own["p50_ms"], "ratio_cpu": rows[0]["cpu_ms"] / own["cpu_ms"]}
+    return {"encoder": own, "server": rows, **ratios}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=6, help="for each number of clients")
+    parser.add_argument("--seconds", type=float, default=2, help="of a round")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--encoder", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.encoder:
+        encoder_alone()
+        return
+    cores = os.sched_getaffinity(0)
+    pinned = ["taskset", "-c", str(max(cores)), sys.executable]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["CONCM_CACHE"] = folder
+        make_store(Path(folder, "store"))
+        os.sched_setaffinity(0, cores - {max(cores)} or cores)
+        pipes["env"] = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = ["-m", "concm", "serve", str(Path(folder, "store")), "--port", "0", "--device", "cpu"]
+        with subprocess.Popen([*pinned, *command], **pipes) as server:
+            with subprocess.Popen([*pinned, __file__, "--encoder"], **pipes) as encoder:
+                result = measure(server, encoder, given.rounds, given.seconds)
+            server.terminate()
+    own = result["encoder"]
+    print(f"encoder alone: p50 {own['p50_ms']:.1f} ms a photo, {own['batch_per_second']:.0f} photos/s in batches of 32")
+    for row in result["server"]:
+        figures = f"p50 {row['p50_ms']:.1f} ms, p99 {row['p99_ms']:.1f} ms, {row['per_second']:.0f} photos/s"
+        print(f"{row['clients']:>2} clients: {figures}")
+    print(f"one photo through the API / the encoder alone: {result['ratio_p50']:.2f} on the clock", end=", ")
+    print(f"{result['ratio_cpu']:.2f} in processor time")
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

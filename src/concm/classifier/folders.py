@@ -1,0 +1,125 @@
+"""Folders and lists of labelled photos: one folder per class, or a CSV file of paths and labels.
+
+What a folder holds beside photos is counted, folders within class folders are asked about, and so are names that differ
+in nothing but their spelling.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, get_args
+
+from concm.data.sources import SUFFIXES, pictures_under
+from concm.errors import ConcmError, Misuse
+
+Nested = Literal["refuse", "flatten"]
+Similar = Literal["refuse", "keep"]
+
+
+def class_folders(root: Path, nested: Nested = "refuse") -> dict[str, Path]:
+    """The class folders in a folder; one that holds folders of photos itself is refused, unless they are flattened."""
+    if nested not in get_args(Nested):
+        raise Misuse(f"`nested` is one of {', '.join(get_args(Nested))}, not {nested!r}")
+    if not os.path.isdir(root):
+        raise Misuse(f"no folder at {root}; photos of classes come as one folder per class, named after it")
+    folders = _folders(root)
+    if not folders:
+        loose = next(pictures_under(root), None)
+        hint = f"; to teach one class, give its name and then its photos: {root.resolve().name} {root}" if loose else ""
+        raise ConcmError(
+            f"no class folders in {root}: it should hold one folder per class, with its photos inside{hint}"
+        )
+    for folder in folders if nested == "refuse" else []:
+        inner = [inside.name for inside in _folders(folder) if next(pictures_under(inside), None) is not None]
+        if inner:
+            named = ", ".join(inner[:3]) + (" …" if len(inner) > 3 else "")
+            raise ConcmError(
+                f"{folder} holds folders of photos itself ({named}): if these are the classes, give {folder}; if all "
+                f'of them are {folder.name!r}, say `nested="flatten"`'
+            )
+    return {folder.name: folder for folder in folders}
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def listed_photos(file: Path) -> dict[str, list[Path]]:
+    """Photos by class, from a CSV file that begins with the line `path,label`; paths count from where it lies."""
+    groups: dict[str, list[Path]] = {}
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
+            rows = csv.DictReader(lines)
+            if not {"path", "label"} <= set(rows.fieldnames or ()):
+                raise ConcmError(f"{file} should begin with the line path,label")
+            for number, row in enumerate(rows, 2):
+                if not row["path"] or not row["label"]:
+                    raise ConcmError(f"line {number} of {file} lacks a path or a label")
+                groups.setdefault(row["label"].strip(), []).append(file.parent / row["path"])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConcmError(f"{file} is no CSV file of UTF-8 text ({error})") from error
+    return groups
+
+
+def is_list(source: object) -> bool:
+    """Whether this is a CSV file."""
+    return isinstance(source, str | os.PathLike) and Path(source).suffix.lower() == ".csv" and os.path.isfile(source)
+
+
+def left_out(words: Iterable[object]) -> list[str]:
+    """What folders hold beside photos, in a sentence each: how many files of which kind."""
+    sentences = []
+    for word in words:
+        if isinstance(word, str | os.PathLike) and os.path.isdir(word):
+            kinds = Counter(
+                os.path.splitext(name)[1].lower() or "without a suffix"
+                for at, _, names in os.walk(os.fsdecode(word))
+                if not any(part.startswith(".") for part in Path(at).relative_to(word).parts)
+                for name in names
+                if not name.startswith(".") and os.path.splitext(name)[1].lower() not in SUFFIXES
+            )
+            if kinds:
+                order = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
+                counted = ", ".join(f"{count} {kind}" for kind, count in order)
+                sentences.append(f"left out in {os.fsdecode(word)}, for they are no photos by their names: {counted}")
+    return sentences
+
+
+def loose_photos(root: object) -> list[str]:
+    """A sentence about photos that lie beside class folders, of no class."""
+    if not isinstance(root, str | os.PathLike) or not os.path.isdir(root):
+        return []
+    beside = [path.name for path in Path(root).iterdir() if path.is_file() and path.suffix.lower() in SUFFIXES]
+    if not beside:
+        return []
+    return [
+        f"left out, for they lie in no class folder of {os.fspath(root)}: {len(beside)} photos, such as {min(beside)}"
+    ]
+
+
+def beside(source: object) -> list[str]:
+    """What a folder of class folders holds that was not read, in sentences."""
+    return loose_photos(source) + left_out([source])
+
+
+def refuse_similar(new: Iterable[str], known: Iterable[str], similar: Similar) -> None:
+    """Ask about new names that differ from others in nothing but capitals, spaces, hyphens and underscores."""
+    if similar not in get_args(Similar):
+        raise Misuse(f"`similar_names` is one of {', '.join(get_args(Similar))}, not {similar!r}")
+    seen = {_plain(name): name for name in known}
+    for name in new if similar == "refuse" else ():
+        other = seen.setdefault(_plain(name), name)
+        if other != name:
+            raise Misuse(
+                f"{name!r} and {other!r} are almost the same name: use one for both, or say "
+                '`similar_names="keep"` if they are two classes'
+            )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]+", " ", name.casefold()).strip()

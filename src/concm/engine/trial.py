@@ -1,0 +1,156 @@
+"""A trial of what the engine knows: scores of base images held out, and of novel shots left out of their prototypes.
+
+No test image takes part, and none is needed: the operating point and the confidence are found on these scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from concm.engine.head import Head
+from concm.engine.operating import IMPUTED, Lean, leads, matched, operating_point, taken_together
+
+if TYPE_CHECKING:
+    from concm.engine.concm import Engine
+
+MOST = 2000
+"""Images of each kind that are tried at most, so that the cost of a trial is bounded."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Prototype scores and labels of held-out base images and of left-out novel shots.
+
+    `held` and `shots` are their features; `expected` (novel classes,) is the cosine to its prototype that a new image
+    of each class is expected to have, by the number of its shots.
+    """
+
+    held: Tensor
+    shots: Tensor
+    base_scores: Tensor
+    base_labels: Tensor
+    novel_scores: Tensor
+    novel_labels: Tensor
+    expected: Tensor
+    count: int
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, engine: Engine) -> Trial:
+        """Try what the engine knows now."""
+        memory = engine.memory
+        base = memory.base
+        prototypes = F.normalize(memory.mean)
+        some = _some(memory.held_labels, engine.seed)
+        held, held_labels = memory.held[some], memory.held_labels[some]
+        known = torch.cat([F.normalize(memory.apart), prototypes[base:]])
+        own, labels, shots, expected = _left_out(engine, prototypes)
+        scores = (shots @ prototypes.T).scatter(1, labels[:, None], own[:, None])
+        return cls(held, shots, held @ known.T, held_labels, scores, labels, expected, base)
+
+    @torch.no_grad()
+    def total(self, head: Head) -> tuple[Tensor, Tensor]:
+        """Scores (n, classes) and labels (n,) of all images tried, with the structure's share and the bias.
+
+        The structure has seen the shots: its score of a shot's own class is lowered as much as the prototype's is.
+        """
+        features = torch.cat([self.held, self.shots])
+        plain = torch.cat([self.base_scores, self.novel_scores])
+        labels = torch.cat([self.base_labels, self.novel_labels])
+        structural = head.structural(features)
+        column = self.novel_labels[:, None]
+        seen = (self.shots @ head.prototypes.T).gather(1, column).clamp(min=1e-6)
+        lowered = structural[len(self.held) :].gather(1, column) * (self.novel_scores.gather(1, column) / seen)
+        structural[len(self.held) :] = structural[len(self.held) :].scatter(1, column, lowered)
+        return head.share * plain + (1 - head.share) * structural + head.bias, labels
+
+    @torch.no_grad()
+    def lift(self, head: Head, lean: Lean) -> tuple[Tensor, list[float]]:
+        """What is added to the score of each novel class, and the constant behind it with the accuracies expected.
+
+        The structure has seen the shots, so its own constant is the one that costs it as many held-out base images.
+        """
+        offset = self.expected.mean() - self.expected
+        base, novel = self.base_scores.clone(), self.novel_scores.clone()
+        base[:, self.count :] += offset
+        novel[:, self.count :] += offset
+        if len(novel):
+            point = operating_point((base, self.base_labels), (novel, self.novel_labels), self.count, lean)
+            constant, accuracies = point.constant, [point.base, point.novel]
+        else:  # no shot was kept: the expected scores are made level
+            right = self.base_scores.gather(1, self.base_labels[:, None])
+            constant, accuracies = float(right.mean() - self.expected.mean()) if len(right) else 0.0, []
+        share = float(head.share)
+        other = matched(leads(base, self.count), constant, leads(head.structural(self.held), self.count))
+        return share * (constant + offset) + (1 - share) * other, [constant, *accuracies]
+
+
+def _some(labels: Tensor, seed: int) -> Tensor:
+    """Rows of at most `MOST` images."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:MOST]
+    return order.sort().values.to(labels.device)
+
+
+def _left_out(engine: Engine, prototypes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Each shot's score of its own class if it were new, its label, its features, and the classes' expected scores.
+
+    A shot is left out of its prototype with all shots that were taken together with it, and its score is raised by as
+    much as a prototype of all shots is expected to do better. A single shot cannot be left out: its own score is
+    imputed, at several places of the distribution that two held-out images of a base class have.
+    """
+    memory, base = engine.memory, engine.memory.base
+    counts = memory.counts[base:].clamp(min=1)
+    alike = engine.likeness()[base:]
+    if engine.prior is None:
+        predicted, miss = torch.zeros_like(prototypes[base:]), prototypes.new_full((len(counts),), torch.inf)
+    else:
+        predicted, miss = engine._predicted()
+    some = _some(memory.labels, engine.seed)
+    shots, labels = memory.exemplars[some], memory.labels[some]
+    at = labels - base
+    said = (shots * predicted[at]).sum(1)
+    length = predicted.square().sum(1)
+
+    def expected(rows: Tensor, count: Tensor, said: Tensor, likeness: Tensor) -> Tensor:
+        """The cosine that a new image is expected to have to a prototype of `count` shots and the name."""
+        share = engine._trust(miss[rows], likeness, count)
+        mean = (1 - share) * likeness + share * said
+        variance = (1 - share) ** 2 * (likeness + (1 - likeness) / count.clamp(min=1))
+        return mean / (variance + 2 * share * (1 - share) * said + share**2 * length[rows]).clamp(min=1e-6).sqrt()
+
+    # Classes differ by their number of shots alone: what a few shots say of their own class would be mostly noise.
+    every = torch.arange(len(counts), device=at.device)
+    usual = said.mean() if len(said) else predicted.norm(dim=1).mean() / 2
+    by_class = expected(every, memory.counts[base:], usual.expand(len(counts)), alike.mean().expand(len(counts)))
+    if not len(shots):
+        return said, labels, shots, by_class
+    whole = torch.cat([shots[:, None], memory.views[some]], 1).mean(1)
+    groups = taken_together(shots, labels, 2 - 2 * alike.mean())
+    same = groups[:, None] == groups
+    alone = (same.sum(1) >= counts[at])[:, None]
+    same = torch.where(alone, torch.eye(len(at), dtype=torch.bool, device=at.device), same).to(shots.dtype)
+    left = counts[at] - same.sum(1)
+    rest = (counts[at, None] * memory.shown[labels] - same @ whole) / left.clamp(min=1)[:, None]
+    share = engine._trust(miss[at], alike[at], left)[:, None]
+    own = (F.normalize((1 - share) * rest + share * predicted[at]) * shots).sum(1)
+    own = own + expected(at, counts[at], said, alike[at]) - expected(at, left.clamp(min=1), said, alike[at])
+    single = left < 1
+    if not single.any():
+        return own, labels, shots, by_class
+    places = torch.special.ndtri((torch.arange(IMPUTED, device=at.device) + 0.5) / IMPUTED).to(shots.dtype)
+    guess = expected(at, counts[at], said, alike[at])
+    apart = _deviation(memory.held, memory.held_labels) * (1 - engine._trust(miss[at], alike[at], counts[at]))
+    spreads = torch.where(single[:, None], guess[:, None] + apart[:, None] * places, own[:, None])
+    return spreads.flatten(), labels.repeat_interleave(IMPUTED), shots.repeat_interleave(IMPUTED, 0), by_class
+
+
+def _deviation(features: Tensor, labels: Tensor) -> Tensor:
+    """Standard deviation of the cosine of two images of one class, around the mean over all classes."""
+    cosines = features @ features.T
+    pairs = (labels[:, None] == labels) & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    return cosines[pairs].std(correction=0) if pairs.any() else features.new_tensor(0.1)

@@ -1,0 +1,217 @@
+"""What the server can be asked for, without HTTP: one classifier that answers, one that learns, and an inbox."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from concm.classifier.classifier import Classifier
+from concm.classifier.duplicates import Duplicates, check_duplicates
+from concm.classifier.evaluation import evaluate
+from concm.classifier.folders import Similar
+from concm.classifier.lesson import Lesson
+from concm.classifier.photos import checked_name
+from concm.classifier.prediction import Known, Prediction, check_rate
+from concm.classifier.stream import Encoded
+from concm.errors import ConcmError, Misuse
+from concm.records import to_json
+from concm.report.classifier import card
+from concm.server.album import Album, grouped, in_metric
+from concm.server.inbox import Inbox
+from concm.server.jobs import Job, Jobs
+from concm.server.predictor import Predictor, Seen
+
+UNSURE = 0.5
+"""A best guess below this probability is a question for the inbox."""
+
+
+class Desk:
+    """A store that is served. Answers come from one handle of it, and all changes are jobs on another."""
+
+    def __init__(self, store: str | Path, backbone: str | None = None, device: Any = "auto") -> None:
+        def opened() -> Classifier:
+            return Classifier(store, backbone, device=device)
+
+        self.classifier = opened()
+        _ = self.classifier.store  # refuses a store that is not there
+        self.predictor = Predictor(self.classifier._encoder)
+        self.inbox = Inbox(Path(store))
+        self.jobs = Jobs(opened)
+        self.exports = Path(tempfile.mkdtemp(prefix="concm-export-"))
+        self._album: Album | None = None
+        self._mutex = threading.Lock()
+
+    def close(self) -> None:
+        """Finish what was begun, and let go of all files."""
+        self.jobs.close()
+        self.predictor.close()
+        self.inbox.close()
+        self.classifier.close()
+        shutil.rmtree(self.exports, ignore_errors=True)
+
+    def known(self) -> Known:
+        """What the newest version knows."""
+        with self._mutex:
+            return self.classifier.known()
+
+    def album(self) -> Album:
+        """The photos of the newest version."""
+        known = self.known()
+        with self._mutex:
+            if self._album is None or self._album.version != known.version:
+                self._album = Album.of(self.classifier.store, known)
+            return self._album
+
+    # Answers
+
+    def answer(self, seen: Seen, unknown_rate: float, top: int, nearest: int, keep: str) -> dict[str, Any]:
+        """What a photo shows; `keep` says which photos are kept to be named later: the unsure ones, all or none."""
+        known = self.known()
+        prediction = known.prediction(seen.photo.name, seen.features, unknown_rate, top)
+        said: dict[str, Any] = asdict(prediction)
+        asks = is_question(prediction)
+        if keep == "all" or (keep == "unsure" and asks):
+            said["inbox"] = self.inbox.add(seen.kept(), shown=asks)
+        if nearest:
+            said["nearest"] = self.album().nearest(in_metric(known, seen.features[None])[0], nearest)
+        return said
+
+    def waiting(self, unknown_rate: float, nearest: int = 0) -> list[dict[str, Any]]:
+        """The inbox, with what the newest version says; photos that are alike are in one group."""
+        check_rate(unknown_rate)
+        known = self.known()
+        items = self.inbox.waiting(line.version for line in self.classifier.history)
+        if not items:
+            return []
+        units = in_metric(known, torch.stack([item.features for item in items]))
+        groups = grouped(units, float(known.engine.unseen))
+        listed = []
+        for item, unit, group in zip(items, units, groups, strict=True):
+            prediction = known.prediction(item.name, item.features, unknown_rate, 3)
+            said = {"inbox": item.id, "added": item.added, "group": group, **asdict(prediction)}
+            said["recognised"] = not is_question(prediction)
+            if nearest:
+                said["nearest"] = self.album().nearest(unit, nearest)
+            listed.append(said)
+        return listed
+
+    def status(self) -> dict[str, Any]:
+        """What a page has to know to be up to date."""
+        store = self.classifier.store
+        line, versions = store.history()[-1], [row.version for row in store.history()]
+        running = [job.told() for job in self.jobs.all() if not job.over.is_set()]
+        return {
+            "store": self.classifier.path.resolve().name,
+            "version": line.version,
+            "last": {"action": line.action, "detail": line.detail},
+            "can_undo": len(versions) > 1,
+            "classes": line.classes,
+            "photos": line.photos,
+            "inbox": len(self.inbox.waiting(versions)),
+            "jobs": running,
+        }
+
+    # Changes
+
+    def learn(
+        self, classes: Mapping[str, Sequence[int]], duplicates: Duplicates = "refuse", similar: Similar = "refuse"
+    ) -> Job:
+        """Teach photos of the inbox, by class: one version."""
+        numbers = [number for own in classes.values() for number in own]
+        groups = {checked_name(name): self.inbox.photos(own) for name, own in classes.items()}
+        return self._learn(groups, duplicates, similar, numbers)
+
+    def learn_seen(
+        self, groups: Mapping[str, Sequence[Seen]], duplicates: Duplicates = "refuse", similar: Similar = "refuse"
+    ) -> Job:
+        """Teach photos that were just sent: one version."""
+        kept = {checked_name(name): [one.kept() for one in own] for name, own in groups.items()}
+        return self._learn(kept, duplicates, similar)
+
+    def _learn(
+        self, groups: dict[str, list[Encoded]], duplicates: Duplicates, similar: Similar, numbers: Sequence[int] = ()
+    ) -> Job:
+        check_duplicates(duplicates)
+        if not groups or not all(groups.values()):
+            raise Misuse("name a class and its photos")
+        lesson = Lesson(groups, [])
+
+        def work(classifier: Classifier) -> dict[str, Any]:
+            classifier._taught(lesson, duplicates, similar)
+            self.inbox.taught(numbers, classifier.version)
+            return _done(classifier)
+
+        return self.jobs.add(f"learn {lesson}", work)
+
+    def change(self, title: str, change: Any) -> Job:
+        """A correction, as a job; `change` is given the classifier that learns."""
+
+        def work(classifier: Classifier) -> dict[str, Any]:
+            classifier.remarks = []
+            change(classifier)
+            return _done(classifier)
+
+        return self.jobs.add(title, work)
+
+    def undo(self, version: int | None) -> Job:
+        """Step back, unless another has changed the store since `version`."""
+
+        def step(classifier: Classifier) -> None:
+            if version is not None and classifier.version != version:
+                raise ConcmError(f"version {version} is not the newest any more; look again before undoing")
+            classifier.undo()
+
+        return self.change("undo", step)
+
+    def evaluate(self, groups: Mapping[str, Sequence[Seen]], unknown_rate: float) -> dict[str, Any]:
+        """Measure the classifier on labelled photos."""
+        check_rate(unknown_rate)
+        known = self.known()
+        names, truth = known.engine.names, [name for name, own in groups.items() for _ in own]
+        features = torch.stack([seen.features for own in groups.values() for seen in own])
+        base, photos = known.engine.memory.base, [seen.photo.name for own in groups.values() for seen in own]
+        rated = (known.confidence, unknown_rate, known.version)
+        result = evaluate(known.scores(features), truth, names, base, *rated, photos=photos)
+        return dict(to_json(result))
+
+    def export(self, what: str) -> Job:
+        """Write a file that can be fetched when the job is done."""
+        if what not in EXPORTS:
+            raise Misuse(f"there is no export {what!r}, only {', '.join(EXPORTS)}")
+
+        def work(classifier: Classifier) -> dict[str, Any]:
+            name = classifier.path.resolve().name
+            with tempfile.TemporaryDirectory(dir=self.exports) as folder:
+                inside = Path(folder, name)
+                if what == "onnx":
+                    inside.mkdir()
+                    classifier.export(inside / f"{name}.onnx")
+                else:
+                    classifier.backup(inside)
+                shutil.make_archive(str(self.exports / what), "zip", folder)
+            return {"file": f"/api/exports/{what}"}
+
+        return self.jobs.add(f"export {what}", work)
+
+    def card(self) -> str:
+        """The model card."""
+        return card(self.classifier)
+
+
+EXPORTS = ("onnx", "backup")
+
+
+def is_question(prediction: Prediction) -> bool:
+    """Whether a photo should be shown to somebody: it is unknown, or the best guess is hardly one."""
+    return prediction.unknown or prediction.score < UNSURE
+
+
+def _done(classifier: Classifier) -> dict[str, Any]:
+    return {**asdict(classifier.history[-1]), "remarks": classifier.remarks}

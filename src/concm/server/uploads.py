@@ -1,0 +1,51 @@
+"""Photos as they are sent: counted and measured before they are decoded, and known by harmless names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import PurePosixPath
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from concm.classifier.photos import printable
+from concm.data.images import BrokenPicture
+from concm.server.predictor import Predictor, Seen
+
+MOST_FILES = 200
+MOST_BYTES = 50_000_000
+"""Of one photo."""
+LONGEST = 100
+
+
+@asynccontextmanager
+async def form(request: Request) -> AsyncIterator[FormData]:
+    """The parts of a request; files lie in temporary ones, which are gone afterwards."""
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise HTTPException(415, "photos are sent as multipart/form-data")
+    async with request.form(max_files=MOST_FILES, max_fields=20, max_part_size=100_000) as parts:
+        yield parts
+
+
+async def sent(parts: FormData, predictor: Predictor) -> list[tuple[str, Seen | BrokenPicture]]:
+    """The photos of the field `photos` in order, each with the folder that its name began with."""
+    files = [part for part in parts.getlist("photos") if isinstance(part, UploadFile)]
+    if not files:
+        raise HTTPException(400, "no photo was sent: the field is called photos")
+    futures = []
+    for file in files:
+        path = PurePosixPath((file.filename or "photo").replace("\\", "/"))
+        name = printable(path.name or "photo")[:LONGEST]
+        if (file.size or 0) > MOST_BYTES:
+            raise HTTPException(413, f"{name} is too large: a photo has {MOST_BYTES // 10**6} million bytes at most")
+        futures.append((path.parent.name, asyncio.wrap_future(predictor.see(await file.read(), name))))
+    found: list[tuple[str, Seen | BrokenPicture]] = []
+    for folder, future in futures:
+        try:
+            found.append((folder, await future))
+        except BrokenPicture as error:
+            found.append((folder, error))
+    return found

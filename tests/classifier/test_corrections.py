@@ -1,0 +1,204 @@
+"""Corrections: each is one version, which undo takes back exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from concm.engine.settings import Settings
+from concm.errors import ConcmError, Misuse
+from tests.support.photographs import picture, pictures, write_class
+from tests.support.zoo import BASE, NEW, base_photos, everything, made, names, opened, probabilities, right
+
+
+@pytest.fixture
+def corrected(zoo):
+    """A classifier that was also taught okapis, one of which is a yak, and yaks."""
+    return zoo.learn({"okapi": [*pictures("okapi", 4), picture("yak", 50)], "yak": pictures("yak", 3)})
+
+
+def counts(zoo) -> dict[str, int]:
+    return {row.name: row.photos for row in zoo.classes}
+
+
+def taken_back(zoo, before, table) -> None:
+    zoo.undo()
+    assert everything(zoo) == before
+    assert np.array_equal(probabilities(zoo), table)
+    assert zoo.verify() == []
+
+
+CHANGES = {
+    "remove": lambda zoo: zoo.remove([zoo.photos("okapi")[-1]]),
+    "remove base": lambda zoo: zoo.remove([row.id for row in zoo.photos("cat")[:3]]),
+    "move": lambda zoo: zoo.move([zoo.photos("okapi")[-1].id], "yak"),
+    "move to a new class": lambda zoo: zoo.move([row.id for row in zoo.photos("okapi")[3:]], "gnu"),
+    "move to a base class": lambda zoo: zoo.move([zoo.photos("okapi")[-1].id, zoo.photos("yak")[0].id], "cat"),
+    "rename": lambda zoo: zoo.rename("okapi", "forest giraffe"),
+    "rename base": lambda zoo: zoo.rename("cat", "tiger"),
+    "merge": lambda zoo: zoo.merge(["okapi"], "yak"),
+    "merge into base": lambda zoo: zoo.merge(["okapi", "yak", "dog"], "cat"),
+    "merge base into a novel class": lambda zoo: zoo.merge(["cat", "yak"], "okapi"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_correction_is_one_version_that_undo_takes_back_exactly(corrected, change):
+    before, table, total = everything(corrected), probabilities(corrected), sum(counts(corrected).values())
+    CHANGES[change](corrected)
+    assert corrected.version == before.version + 1
+    assert corrected.history[-1].action == change.split()[0]
+    gone = total - sum(counts(corrected).values())
+    assert gone == {"remove": 1, "remove base": 3}.get(change, 0)
+    assert corrected.history[-1].photos == total - gone
+    assert corrected.verify() == []
+    again = opened(corrected.path)
+    assert np.array_equal(probabilities(again), probabilities(corrected))
+    taken_back(corrected, before, table)
+
+
+def test_removed_photos_are_gone_and_may_be_taught_again(corrected):
+    wrong = corrected.photos("okapi")[-1]
+    assert corrected.remove([wrong]) is corrected
+    assert wrong.id not in [row.id for row in corrected.photos("okapi")]
+    assert corrected.history[-1].detail == "okapi (1)"
+    corrected.learn({"yak": [picture("yak", 50)]})
+    assert counts(corrected)["yak"] == 4
+
+
+def test_a_class_is_learned_again_from_the_photos_that_it_has_now(zoo):
+    zoo.learn({"okapi": [*pictures("yak", 6), picture("okapi")]})
+    assert right(zoo, "yak") == 0
+    assert right(zoo, "okapi") < 0.8
+    zoo.remove([row.id for row in zoo.photos("okapi")[:6]])
+    assert right(zoo, "okapi") > 0.9
+
+
+def test_moved_photos_keep_their_numbers_and_a_new_class_is_learned_from_them(corrected):
+    wrong = corrected.photos("okapi")[-1]
+    corrected.move([wrong.id], "yak")
+    assert (wrong.id, wrong.digest) in [(row.id, row.digest) for row in corrected.photos("yak")]
+    corrected.learn({"okapi": pictures("gnu", 3)})
+    corrected.move([row.id for row in corrected.photos("okapi")[4:]], "gnu")
+    assert counts(corrected)["gnu"] == 3
+    assert right(corrected, "gnu") > 0.9
+    assert corrected.history[-1].detail == "okapi (3) to gnu"
+
+
+def test_a_base_class_stays_one(corrected):
+    corrected.rename("cat", "tiger")
+    corrected.remove([corrected.photos("tiger")[0]])
+    corrected.merge(["dog"], "okapi")
+    base = [row.name for row in corrected.classes if row.base]
+    assert base == ["tiger", "okapi", "fox", "hen", "owl"]
+    assert counts(corrected)["okapi"] == 8 + 5
+    assert [row.name for row in corrected.classes] == [*base, "yak"]
+
+
+def test_a_renamed_class_keeps_its_place_and_its_answers(corrected):
+    table = probabilities(corrected)
+    corrected.rename("okapi", "forest giraffe")
+    assert names(corrected) == [*BASE, "forest giraffe", "yak"]
+    assert np.array_equal(probabilities(corrected), table)
+    assert corrected.predict(picture("okapi", NEW), unknown_rate=0)[0].label == "forest giraffe"
+    corrected.learn({"okapi": pictures("gnu", 2)})  # the old name is free
+    assert names(corrected)[-1] == "okapi"
+
+
+def test_a_new_name_brings_its_own_attributes(tmp_path):
+    zoo = made(tmp_path / "zoo", base_photos(), settings=Settings(base_steps=5, steps=5, hidden=32))
+    zoo.learn({"lion": pictures("lion", 3)})
+    before = zoo._load().engine.memory.mean[-1]
+    zoo.rename("lion", "hammer")
+    assert not np.allclose(before.numpy(), zoo._load().engine.memory.mean[-1].numpy())
+    zoo.learn({"tiger": pictures("tiger", 2)})
+    assert names(zoo)[-2:] == ["hammer", "tiger"]
+
+
+def test_merged_classes_answer_as_one(corrected):
+    corrected.merge(["okapi", "yak"], "okapi")
+    assert names(corrected) == [*BASE, "okapi"]
+    assert counts(corrected)["okapi"] == 8
+    labels = {found.label for found in corrected.predict(pictures("yak", 5, first=NEW), unknown_rate=0)}
+    assert labels == {"okapi"}
+
+
+def test_corrections_can_be_undone_one_after_the_other(corrected):
+    steps = []
+    for change in ("move to a new class", "merge base into a novel class", "rename base", "remove"):
+        steps.append((everything(corrected), probabilities(corrected)))
+        if change == "rename base":
+            corrected.rename("fox", "vixen")
+        else:
+            CHANGES[change](corrected)
+    corrected.forget("vixen")
+    corrected.undo()
+    for before, table in reversed(steps):
+        taken_back(corrected, before, table)
+
+
+def test_a_forgotten_class_from_which_photos_were_moved_can_come_back(corrected):
+    corrected.move([corrected.photos("okapi")[-1].id], "yak")
+    corrected.forget("okapi")
+    corrected.undo()
+    corrected.undo()
+    assert counts(corrected) == dict.fromkeys(BASE, 8) | {"okapi": 5, "yak": 3}
+
+
+def test_photos_are_named_by_file_or_class_and_file_or_number(zoo, tmp_path):
+    okapi, yak = write_class(tmp_path / "okapi", 3), write_class(tmp_path / "yak", 3)
+    zoo.learn({"okapi": okapi, "yak": [*yak[1:], *write_class(tmp_path / "only", 1, name="yak", first=90)]})
+    with pytest.raises(Misuse, match=r"2 photos are called 1.png: number \d+ of 'okapi', number \d+ of 'yak'"):
+        zoo.remove(["1.png"])
+    zoo.remove([str(okapi[1])])
+    zoo.remove(["90.png", "yak/2.png"])
+    assert (counts(zoo)["okapi"], counts(zoo)["yak"]) == (2, 1)
+    zoo.remove([str(zoo.photos("okapi")[0].id)])
+    assert [row.label for row in zoo.photos("okapi")] == ["2.png"]
+
+
+REFUSED = {
+    "no photo": (lambda zoo: zoo.remove([]), "no photo was named"),
+    "a photo that is not there": (lambda zoo: zoo.remove(["nowhere.jpg"]), "no class has a photo nowhere.jpg"),
+    "a number that is not there": (lambda zoo: zoo.remove([10**6]), "no class has a photo 1000000"),
+    "all photos": (lambda zoo: zoo.remove(zoo.photos("yak")), "would leave no photo of 'yak'"),
+    "all photos moved": (lambda zoo: zoo.move(zoo.photos("yak"), "cat"), "would leave no photo of 'yak'"),
+    "to where they are": (lambda zoo: zoo.move(zoo.photos("yak")[:1], "yak"), "these photos are of 'yak' already"),
+    "to no name": (lambda zoo: zoo.move(zoo.photos("yak")[:1], "unknown"), "no class can be called"),
+    "to a name that is taken": (lambda zoo: zoo.rename("yak", "cat"), "there is a class 'cat' already: merge"),
+    "to its own name": (lambda zoo: zoo.rename("yak", "yak"), "'yak' is called that already"),
+    "a class that is not there": (lambda zoo: zoo.rename("yack", "gnu"), "did you mean 'yak'"),
+    "with itself": (lambda zoo: zoo.merge(["yak"], "yak"), "another class than 'yak' itself"),
+    "into nothing": (lambda zoo: zoo.merge(["yak"], "gnu"), "no class called 'gnu'"),
+    "everything": (lambda zoo: zoo.merge([*BASE, "okapi"], "yak"), "has two classes at least"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_correction_that_makes_no_sense_is_refused_and_changes_nothing(corrected, what):
+    before = everything(corrected)
+    wrong, words = REFUSED[what]
+    with pytest.raises(ConcmError, match=words):
+        wrong(corrected)
+    assert everything(corrected) == before
+
+
+def test_of_a_folder_what_can_be_read_is_answered_and_the_rest_is_named(zoo, tmp_path):
+    folder = tmp_path / "mixed"
+    write_class(folder, 3, name="cat", first=NEW)
+    (folder / "notes.jpg").write_text("no picture")
+    found = zoo.predict(folder)
+    assert [one.label for one in found] == ["cat"] * 3
+    assert [str(one).partition(" cannot")[0] for one in found.failures] == [str(folder / "notes.jpg")]
+    listed = sorted(folder.iterdir())
+    with pytest.raises(ConcmError, match=r"notes\.jpg cannot be read"):
+        zoo.predict(listed)
+    assert len(zoo.predict(listed, broken="skip")) == 3
+    with pytest.raises(ConcmError, match=r"notes\.jpg cannot be read"):
+        zoo.predict(folder, broken="refuse")
+
+
+def test_familiarity_is_a_share_of_known_photos_and_says_why_a_photo_is_unknown(zoo):
+    for found in zoo.predict([*pictures("cat", 6, first=NEW), *pictures("submarine", 6)], unknown_rate=0.1):
+        assert 0 <= found.familiarity <= 1
+        assert found.unknown == (found.familiarity < 0.1)

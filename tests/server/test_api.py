@@ -1,0 +1,364 @@
+"""The HTTP API as programs use it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import json
+import shutil
+import threading
+import zipfile
+
+import httpx2
+import pytest
+
+from concm.classifier.classifier import Classifier
+from concm.server import api, changing, openapi
+from concm.server.inbox import ROOM, Inbox
+from concm.server.security import Guard
+from tests.support.photographs import BACKBONE, picture
+from tests.support.serving import NEW, client, png, sent, several
+from tests.support.tiny import call
+
+
+def answers(program, files, **query) -> list[dict]:
+    found = program.post("/api/predict", files=files, params=query)
+    assert found.status_code == 200, found.text
+    return found.json()["predictions"]
+
+
+def names(program) -> dict[str, int]:
+    return {row["name"]: row["photos"] for row in program.get("/api/classes").json()["classes"]}
+
+
+# asking
+
+
+def test_photos_are_answered_as_the_command_line_answers_them(program, store, tmp_path, capsys):
+    file = tmp_path / "cat.png"
+    file.write_bytes(png("cat"))
+    assert call("predict", store, file, "--json", "--backbone", BACKBONE, "--top", 5) == 0
+    said = json.loads(capsys.readouterr().out)
+    gc.collect()
+    [found] = answers(program, sent(("cat.png", png("cat"))), keep="none")
+    assert found.keys() == said.keys()
+    assert found["label"] == said["label"] == "cat"
+    assert found["score"] == pytest.approx(said["score"], abs=1e-5)
+    assert found["photo"] == "cat.png"
+
+
+def test_answers_come_in_order_and_failures_beside_them(program):
+    files = [*several("cat", 2), *sent(("x.jpg", b"no photo")), *several("dog", 2)]
+    found = program.post("/api/predict", files=files).json()
+    assert [one["top"][0][0] for one in found["predictions"]] == ["cat", "cat", "dog", "dog"]
+    assert [said.split()[0] for said in found["failures"]] == ["x.jpg"]
+
+
+def test_the_nearest_taught_photos_say_why(program):
+    [found] = answers(program, several("okapi", 1), nearest=3, top=2)
+    assert [photo["class"] for photo in found["nearest"]] == ["okapi"] * 3
+    assert found["nearest"][0]["likeness"] >= found["nearest"][1]["likeness"]
+    assert program.get(f"/api/photos/{found['nearest'][0]['number']}/thumbnail").status_code == 200
+    assert len(found["top"]) == 2
+
+
+@pytest.mark.parametrize("query", ["top=0", "top=x", "nearest=99", "keep=maybe", "unknown_rate=1", "unknown_rate=nan"])
+def test_a_wrong_question_is_refused(program, query):
+    assert program.post(f"/api/predict?{query}", files=several("cat", 1)).status_code == 400
+
+
+def test_requests_go_through_the_backbone_together(program):
+    """While the backbone is busy, photos of others wait, and go with the next batch."""
+    predictor = program.app.app.state.desk.predictor
+    encoder, sizes, busy, go = predictor._encoder, [], threading.Event(), threading.Event()
+
+    class Slow:
+        transform, device = encoder.transform, encoder.device
+
+        def __call__(self, pixels):
+            sizes.append(len(pixels))
+            busy.set()
+            assert go.wait(20)
+            return encoder(pixels)
+
+    predictor._encoder = Slow()
+    first = predictor.see(png("cat"), "first")
+    assert busy.wait(20)
+    later = [predictor.see(png("dog", number), str(number)) for number in range(5)]
+    predictor._pool.submit(lambda: None).result()
+    while predictor._queue.qsize() < 5:
+        pass
+    go.set()
+    assert first.result(20).photo.name == "first"
+    assert [one.result(20).photo.name for one in later] == list("01234")
+    assert sizes == [1, 5]
+
+
+def test_learning_does_not_keep_anybody_from_asking(program):
+    desk = program.app.app.state.desk
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(classifier):
+        with classifier.store.writing():
+            begun.set()
+            assert go.wait(20)
+
+    job = desk.change("something slow", slow)
+    assert begun.wait(20)
+    assert answers(program, several("cat", 1))[0]["label"] == "cat"
+    assert program.get("/api/status").json()["jobs"] == [{"job": job.id, "title": "something slow", "state": "running"}]
+    go.set()
+    assert job.over.wait(20)
+    assert program.get(f"/api/jobs/{job.id}").json()["state"] == "done"
+
+
+def test_what_takes_long_is_a_job_to_ask_for(program, monkeypatch):
+    monkeypatch.setattr(changing, "WAIT", 0.0)
+    answer = program.post("/api/learn", data={"name": "gnu"}, files=several("gnu", 2))
+    assert answer.status_code in (200, 202)
+    number = answer.json()["job"]
+    assert program.app.app.state.desk.jobs.get(number).over.wait(30)
+    job = program.get(f"/api/jobs/{number}").json()
+    assert (job["state"], job["version"], job["detail"]) == ("done", 3, "gnu (2)")
+    assert program.get("/api/jobs").json()["jobs"] == [job]
+    assert program.get("/api/jobs/99").status_code == 404
+
+
+def test_an_answer_that_fails_says_so_and_the_next_one_works(program, monkeypatch):
+    def failing(*words):
+        raise RuntimeError("the disk is on fire, at /secret/place")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("concm.classifier.classifier.Classifier.rename", failing)
+        answer = program.post("/api/classes/rename", json={"name": "okapi", "to": "gnu"})
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert program.post("/api/classes/rename", json={"name": "okapi", "to": "gnu"}).status_code == 200
+
+
+# the inbox
+
+
+def test_unknown_photos_wait_are_named_together_and_wait_again_after_undo(program):
+    found = answers(program, several("submarine", 20))
+    assert all(one["unknown"] for one in found)
+    waiting = program.get("/api/inbox").json()["photos"]
+    assert [one["inbox"] for one in waiting] == [one["inbox"] for one in found]
+    assert len({one["group"] for one in waiting}) < 5  # they look alike
+    numbers = [one["inbox"] for one in waiting]
+    done = program.post("/api/learn", json={"classes": {"submarine": numbers}}).json()
+    assert (done["action"], done["detail"], done["version"]) == ("learn", "submarine (20)", 3)
+    assert program.get("/api/inbox").json()["photos"] == []
+    again = answers(program, several("submarine", 10, first=500), keep="none")
+    assert [one["top"][0][0] for one in again] == ["submarine"] * 10
+    assert program.post("/api/undo", json={"version": 3}).json()["version"] == 2
+    assert len(program.get("/api/inbox").json()["photos"]) == 20
+
+
+def test_several_classes_are_taught_from_the_inbox_in_one_version(program):
+    one, other = (
+        [found["inbox"] for found in answers(program, several(name, 3), keep="all")] for name in ("gnu", "yak")
+    )
+    done = program.post("/api/learn", json={"classes": {"gnu": one, "yak": other}}).json()
+    assert (done["version"], done["classes"]) == (3, 8)
+
+
+def test_the_same_photo_waits_once_and_can_be_dismissed(program):
+    first, second = (answers(program, several("submarine", 1))[0]["inbox"] for _ in range(2))
+    assert first == second
+    assert program.post("/api/inbox/dismiss", json={"photos": [first]}).json() == {"dismissed": 1}
+    assert program.get("/api/status").json()["inbox"] == 0
+    assert program.get(f"/api/inbox/{first}/thumbnail").status_code == 404
+    assert program.post("/api/learn", json={"classes": {"gnu": [first]}}).status_code == 409
+
+
+def test_the_inbox_is_still_there_when_the_server_is_started_again_and_has_bounds(program, store, monkeypatch):
+    answers(program, several("submarine", 3))
+    other = Inbox(store)
+    assert len(other.waiting([1, 2])) == 3
+    other.close()
+    assert ROOM >= 1000
+    monkeypatch.setattr("concm.server.inbox.ROOM", 2)
+    answers(program, several("submarine", 3, first=400))
+    assert program.get("/api/status").json()["inbox"] == 2
+
+
+def test_photos_that_were_recognised_since_are_marked(program):
+    answers(program, several("submarine", 6))
+    assert (
+        program.post("/api/learn", data={"name": "submarine"}, files=several("submarine", 8, first=0)).status_code
+        == 200
+    )
+    waiting = program.get("/api/inbox").json()["photos"]
+    assert sum(one["recognised"] for one in waiting) >= 4
+
+
+# teaching and correcting
+
+
+def test_photos_are_taught_under_a_name_or_by_their_folders(program):
+    assert program.post("/api/learn", data={"name": "gnu"}, files=several("gnu", 2)).json()["detail"] == "gnu (2)"
+    folders = sent(*((f"photos/{name}/{at}.png", png(name, at)) for name in ("yak", "elk") for at in range(2)))
+    assert program.post("/api/learn", files=folders).json()["detail"] == "yak (2), elk (2)"
+    assert names(program)["elk"] == 2
+    assert program.post("/api/learn", files=several("hare", 1)).status_code == 400
+
+
+def test_photos_that_are_known_are_left_out_and_disputed_ones_refused_or_skipped(program):
+    done = program.post("/api/learn", data={"name": "okapi"}, files=several("okapi", 4, first=2)).json()
+    assert done["remarks"] == ["2 of 4 photos of 'okapi' are known already"]
+    files = [*several("gnu", 1), *several("cat", 1, first=0)]
+    answer = program.post("/api/learn", data={"name": "gnu"}, files=files)
+    assert (answer.status_code, "which is it?" in answer.json()["error"]) == (400, True)
+    answer = program.post("/api/learn", data={"name": "gnu", "duplicates": "skip"}, files=files)
+    assert answer.json()["detail"] == "gnu (1)"
+    assert program.post("/api/learn", data={"name": "x", "duplicates": "no"}, files=files).status_code == 400
+
+
+def test_a_name_that_is_almost_a_known_one_is_asked_about(program):
+    answer = program.post("/api/learn", data={"name": "Okapi"}, files=several("gnu", 2))
+    assert (answer.status_code, "almost the same name" in answer.json()["error"]) == (400, True)
+    kept = program.post("/api/learn", data={"name": "Okapi", "similar_names": "keep"}, files=several("gnu", 2))
+    assert kept.json()["detail"] == "Okapi (2)"
+
+
+def test_every_correction_is_one_version_that_undo_takes_back(program):
+    before = names(program)
+    own = [photo["number"] for photo in program.get("/api/classes/okapi/photos").json()["photos"]]
+    steps = [
+        ("photos/remove", {"photos": own[:1]}),
+        ("photos/move", {"photos": own[1:2], "to": "gnu"}),
+        ("classes/rename", {"name": "cat", "to": "tiger"}),
+        ("classes/merge", {"names": ["gnu"], "into": "tiger"}),
+        ("classes/forget", {"name": "dog"}),
+    ]
+    for at, (path, body) in enumerate(steps, 3):
+        answer = program.post(f"/api/{path}", json=body)
+        assert (answer.status_code, answer.json()["version"]) == (200, at)
+    assert names(program) == {"tiger": 9, "fox": 8, "hen": 8, "owl": 8, "okapi": 2}
+    for _ in steps:
+        assert program.post("/api/undo", json={}).status_code == 200
+    assert names(program) == before
+
+
+def test_what_cannot_be_done_is_refused_with_the_librarys_sentence(program):
+    answer = program.post("/api/classes/rename", json={"name": "okapy", "to": "gnu"})
+    assert (answer.status_code, "did you mean 'okapi'" in answer.json()["error"]) == (409, True)
+    assert program.post("/api/classes/forget", json={}).json()["error"] == "`name` is missing"
+    assert program.get("/api/classes/okapy/photos").status_code == 409
+
+
+def test_who_undoes_what_another_has_changed_since_is_told(program):
+    assert program.post("/api/learn", data={"name": "gnu"}, files=several("gnu", 1)).json()["version"] == 3
+    answer = program.post("/api/undo", json={"version": 2})
+    assert (answer.status_code, program.get("/api/status").json()["version"]) == (409, 3)
+
+
+def test_a_version_that_another_process_makes_is_seen_at_once(program, store):
+    with Classifier(store, device="cpu") as other:
+        other.learn({"gnu": [picture("gnu", at) for at in range(3)]})
+    assert program.get("/api/status").json()["version"] == 3
+    assert answers(program, several("gnu", 1))[0]["version"] == 3
+
+
+# looking
+
+
+def test_the_classifier_is_measured_on_photos_in_folders(program):
+    files = sent(
+        *((f"{name}/{at}.png", png(name, at)) for name in ("cat", "dog", "submarine") for at in range(300, 304))
+    )
+    found = program.post("/api/evaluate", files=files).json()
+    assert (found["photos"], found["strangers"], found["acc"]) == (8, 4, 100.0)
+    wrong = program.post("/api/evaluate", files=sent(("cat/a.png", png("dog")))).json()
+    assert (wrong["confused"], wrong["wrong"][0]["photo"]) == ([["cat", "dog", 1]], "a.png")
+
+
+def test_health_names_classes_with_few_photos_and_photos_that_look_wrong(program):
+    wrong = sent(("wrong.png", png("fox", 900)))
+    program.post("/api/learn", data={"name": "okapi"}, files=wrong)
+    found = program.get("/api/health").json()
+    assert found["version"] == 3
+    assert found["doubtful"][0]["photo"] == "wrong.png"
+    assert found["doubtful"][0]["more_like"] == "fox"
+    assert (found["confused"][0]["class"], found["confused"][0]["taken_for"]) == ("okapi", "fox")
+    program.post("/api/learn", data={"name": "gnu"}, files=several("gnu", 1))
+    rows = {row["class"]: row for row in program.get("/api/health").json()["classes"]}
+    assert (rows["gnu"]["needs_more"], rows["gnu"]["recognised"]) == (True, None)
+    assert not rows["cat"]["needs_more"]
+
+
+def test_the_map_has_every_photo_and_class_within_its_square(program):
+    found = program.get("/api/map").json()
+    assert (len(found["photos"]), len(found["classes"])) == (44, 6)
+    assert all(0 <= value <= 1 for photo in found["photos"] for value in photo["at"])
+
+
+def test_history_card_and_backup_can_be_fetched(program, tmp_path):
+    assert [row["action"] for row in program.get("/api/history").json()["versions"]] == ["fit", "learn"]
+    assert program.get("/api/card").text.startswith("# zoo")
+    assert program.get("/api/exports/backup").status_code == 404
+    assert program.post("/api/export", json={"what": "everything"}).status_code == 400
+    done = program.post("/api/export", json={"what": "backup"}).json()
+    with zipfile.ZipFile(io.BytesIO(program.get(done["file"]).content)) as archive:
+        archive.extractall(tmp_path / "copy")
+    with Classifier(tmp_path / "copy" / "zoo", device="cpu") as copy:
+        assert [row.name for row in copy.classes][-1] == "okapi"
+        assert copy.verify() == []
+
+
+def test_a_store_that_cannot_be_written_answers_all_the_same(store, monkeypatch):
+    monkeypatch.setattr("concm.classifier.database.writable", lambda path: False)
+    with client(store) as program:
+        assert answers(program, several("submarine", 1))[0]["unknown"]
+        answer = program.post("/api/learn", data={"name": "gnu"}, files=several("gnu", 1))
+        assert (answer.status_code, "read-only" in answer.json()["error"]) == (409, True)
+    assert not (store / "inbox.db").exists()
+
+
+# the document
+
+
+def test_the_document_describes_every_request_and_no_other(program):
+    document = program.get("/api/openapi.json").json()
+    described = {(path, method.upper()) for path, own in document["paths"].items() for method in own}
+    routes = {(route.path.replace(":int", ""), method) for route in api.ROUTES for method in route.methods - {"HEAD"}}
+    assert described == routes
+    assert json.loads(json.dumps(openapi.document())) == document
+
+
+def test_predictions_have_the_fields_that_the_document_requires(program):
+    [found] = answers(program, sent(("photos/boat/1.png", png("submarine"))), nearest=1)
+    assert found["folder"] == "boat"
+    schema = openapi.SCHEMAS["Prediction"]
+    assert set(schema["required"]) <= found.keys() == schema["properties"].keys()
+
+
+def test_many_ask_while_one_teaches(store):
+    """Answers are those of one version or the other, and none fails."""
+    with client(store) as program:
+        guard: Guard = program.app
+
+        async def crowd() -> list[dict]:
+            transport = httpx2.ASGITransport(guard)
+            async with httpx2.AsyncClient(
+                transport=transport, base_url=str(program.base_url), headers=program.headers
+            ) as http:
+                asked = [http.post("/api/predict", files=several("cat", 1, first=NEW + at)) for at in range(16)]
+                taught = http.post("/api/learn", data={"name": "gnu"}, files=several("gnu", 3))
+                return [answer.json() for answer in await asyncio.gather(*asked[:8], taught, *asked[8:])]
+
+        found = asyncio.run(crowd())
+    assert found.pop(8)["version"] == 3
+    assert {one["predictions"][0]["top"][0][0] for one in found} == {"cat"}
+    assert {one["predictions"][0]["version"] for one in found} <= {2, 3}
+
+
+def test_the_server_leaves_nothing_behind(store, tmp_path):
+    with client(store) as program:
+        program.post("/api/export", json={"what": "backup"})
+        folder = program.app.app.state.desk.exports
+        assert folder.exists()
+    assert not folder.exists()
+    shutil.rmtree(store)

@@ -153,7 +153,7 @@ STATES = {
     "no numbers": put("engine.memory.mean", lambda value: value * float("nan")),
     "wild labels": put("engine.memory.labels", lambda value: value + 10**12),
     "negative labels": put("engine.memory.labels", lambda value: value - 100),
-    "a narrow confidence": put("confidence.base", lambda value: value[:2].contiguous()),
+    "a narrow confidence": put("confidence.centre", lambda value: value[:1].contiguous()),
     "no widths": put("confidence.width", lambda value: value * 0),
     "garbled extra": put("engine._extra_state", lambda value: value[:9].contiguous()),
 }

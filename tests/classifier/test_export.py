@@ -24,7 +24,7 @@ from tests.support.photographs import BACKBONE, SIDE, TinyBackbone, picture, pic
 torch.set_num_threads(1)
 
 BASE = ("cat", "dog", "fox", "hen", "owl")
-NARROW = Settings(calibrate=False, base_steps=5, steps=5, hidden=16, width=8)
+NARROW = Settings(calibrate="none", base_steps=5, steps=5, hidden=16, width=8)
 CLOSE = 1e-4
 
 

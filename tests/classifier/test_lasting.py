@@ -128,7 +128,7 @@ def test_what_another_process_fitted_is_used(fitted, tmp_path):
 from concm.classifier.classifier import Classifier
 from concm.engine.settings import Settings
 from tests.support.photographs import BACKBONE, pictures
-settings = Settings(calibrate=False, base_steps={QUICK.base_steps}, steps={QUICK.steps}, hidden={QUICK.hidden})
+settings = Settings(calibrate="none", base_steps={QUICK.base_steps}, steps={QUICK.steps}, hidden={QUICK.hidden})
 zoo = Classifier({str(tmp_path / "zoo")!r}, BACKBONE, device="cpu")
 zoo.fit({{name: pictures(name, {COUNT}) for name in {BASE}}}, settings=settings)
 zoo.learn({{"okapi": pictures("okapi", 3)}})

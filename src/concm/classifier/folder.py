@@ -14,7 +14,7 @@ from pathlib import Path
 from concm.classifier import database
 from concm.errors import ConcmError
 
-_STORE_FILE = re.compile(r"store\.db(-wal|-shm|-journal)?|store\.lock")
+_STORE_FILE = re.compile(r"(store|inbox)\.db(-wal|-shm|-journal)?|store\.lock")
 _STATE_FILE = re.compile(r"([0-9]+|lasting)\.safetensors")
 _DRAFT = re.compile(r"\.draft-\w+(-wal|-shm|-journal)?")
 

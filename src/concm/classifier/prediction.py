@@ -99,6 +99,15 @@ class Known:
             raise ValueError("it has other classes than the database")
         if memory.labels.numel() and not 0 <= int(memory.labels.min()) <= int(memory.labels.max()) < classes:
             raise ValueError("it has exemplars of classes that there are not")
+        held = memory.held_labels
+        if held.numel() and not 0 <= int(held.min()) <= int(held.max()) < memory.base:
+            raise ValueError("it has held out photos of classes that there are not")
+        if (
+            len(memory.held) != len(held)
+            or len(memory.apart) != memory.base
+            or len(memory.exemplars) != len(memory.labels)
+        ):
+            raise ValueError("its memory has photos without a class")
         confidence = Confidence.read(under(tensors, "confidence."))
         known = cls(version, engine, engine.head, confidence)
         scores = known.scores(torch.ones(1, known.dimension))

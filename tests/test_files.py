@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
+from concm import files
 from concm.errors import ConcmError
 from concm.files import write_whole
 
@@ -54,3 +56,10 @@ def test_only_a_regular_file_is_replaced(tmp_path, kind):
 def test_standard_output_is_written_to_and_not_replaced(name, capfdbinary):
     write_whole(Path(name), b"to people")
     assert capfdbinary.readouterr().out == b"to people"
+
+
+def test_a_digest_that_an_older_version_wrote_is_known():
+    old = hashlib.blake2b(b"state", digest_size=16).hexdigest()
+    for digest in (old, files.content_digest(b"state")):
+        assert files.has_digest(b"state", digest)
+        assert not files.has_digest(b"stale", digest)

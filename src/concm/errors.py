@@ -5,10 +5,14 @@ Library messages name arguments in backquotes (`broken="skip"`); the command lin
 
 from __future__ import annotations
 
+import csv
 import difflib
+import pickle
+import struct
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class ConcmError(Exception):
@@ -44,6 +48,39 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
 
 
+_STUMBLES = (
+    *(
+        OSError,
+        EOFError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
+        MemoryError,
+    ),
+    *(csv.Error, pickle.UnpicklingError, struct.error),
+)
+
+
+@contextmanager
+def loading(path: Path, what: str, way_out: str) -> Iterator[None]:
+    """The guard of a loader: what it stumbles over in a damaged file is told in one sentence about that file.
+
+    It stands around the lines that take the file apart and no others, so that a bug elsewhere shows its traceback.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ConcmError(f"no {what} at {path}") from error
+    except ConcmError:
+        raise
+    except _STUMBLES as error:
+        why = str(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
+        raise ConcmError(f"{path} is damaged or not a {what} ({in_a_line(why)}); {way_out}") from error
+
+
 @contextmanager
 def enough_memory(sentence: str) -> Iterator[None]:
     """Say `sentence` where memory runs out, on whichever device (torch has no common exception for it)."""
@@ -58,6 +95,7 @@ def enough_memory(sentence: str) -> Iterator[None]:
         raise
 
 
-def in_a_line(error: Exception) -> str:
-    """What an exception says, short and without line breaks."""
-    return textwrap.shorten(str(error), 200, placeholder=" …")
+def in_a_line(error: Exception | str) -> str:
+    """What an exception says, short, without line breaks and without what a terminal would obey."""
+    words = textwrap.shorten(str(error), 200, placeholder=" …")
+    return "".join(letter if letter.isprintable() else "�" for letter in words)

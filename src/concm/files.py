@@ -9,16 +9,16 @@ import secrets
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
-from concm.errors import ConcmError
+from concm.errors import ConcmError, Misuse, loading
 
 
 @contextmanager
@@ -27,6 +27,7 @@ def replacing(path: Path, way_out: str = "") -> Iterator[Path]:
 
     Only a regular file is ever replaced: a device, a pipe or a folder is refused. Rights follow the umask.
     """
+    refuse_stream(path)
     draft = None
     try:
         path = Path(os.path.realpath(path))  # behind a link, its target is replaced
@@ -40,16 +41,35 @@ def replacing(path: Path, way_out: str = "") -> Iterator[Path]:
         if path.exists():
             draft.chmod(stat.S_IMODE(path.stat().st_mode))
         os.replace(draft, path)
+        draft = None
     except OSError as error:
         raise ConcmError(f"cannot write {path}: {error.strerror or error}{way_out}") from error
     finally:
         if draft is not None:
-            draft.unlink(missing_ok=True)
+            with suppress(OSError):  # the reason why it failed is told, and whoever writes next removes the draft
+                draft.unlink()
+
+
+def is_stream(path: Path | None) -> bool:
+    """Whether a path stands for standard output."""
+    return str(path) in ("-", "/dev/stdout")
+
+
+def refuse_stream(*paths: Path | None) -> None:
+    """Refuse standard output where something is written that is no text."""
+    for path in filter(is_stream, paths):
+        raise Misuse(f"{path} stands for standard output, which takes text alone; give the name of a file")
+
+
+def text_of(path: Path, what: str, way_out: str) -> str:
+    """The text of a file, which must be UTF-8."""
+    with loading(path, what, way_out):
+        return path.read_text(encoding="utf-8")
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """Replace `path`: a crash or a full disk leaves the old file, and no draft; `-` is standard output."""
-    if str(path) in ("-", "/dev/stdout"):
+    if is_stream(path):
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
         return
@@ -64,6 +84,7 @@ def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], meta: Map
 
     `kind` names the sort of file, so that none is taken for another.
     """
+    refuse_stream(path)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     data = save(plain, metadata={"kind": kind, "meta": json.dumps(meta)})
     write_whole(path, data)
@@ -71,27 +92,43 @@ def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], meta: Map
 
 
 def content_digest(data: bytes) -> str:
-    """Of a file's bytes."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    """Of a file's bytes; of the digests that can be trusted, the one that processors compute fastest."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def has_digest(data: bytes, digest: str) -> bool:
+    """Whether bytes have this digest, also one that an older concm wrote."""
+    if digest.startswith("sha256:"):
+        return content_digest(data) == digest
+    return hashlib.blake2b(data, digest_size=16).hexdigest() == digest
 
 
 def load_tensors(path: Path, kind: str, expected: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `save_tensors` wrote; a file whose digest is not the `expected` one is refused."""
     what = kind.rsplit("-", 1)[0].removeprefix("concm-")
-    try:
-        if expected is not None and content_digest(path.read_bytes()) != expected:
+    with loading(path, f"{what} file", "make it again or get another copy"):
+        if expected is not None and not has_digest(path.read_bytes(), expected):
             raise ConcmError(f"{path} is damaged: it is not the {what} file that was written")
+        head, tensors = _read(path)
+        if head.get("kind") != kind:
+            raise ConcmError(f"{path} is {_describe(head.get('kind'))}, not a {what} (format {kind})")
+        meta = json.loads(head["meta"])
+        if not isinstance(meta, dict):
+            raise ValueError(f"its metadata is a {type(meta).__name__}")
+        return tensors, meta
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and the tensors of a safetensors file; the library opens no path that is not text."""
+    try:
+        if not os.fsdecode(path).isprintable():
+            data = path.read_bytes()
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            return header.get("__metadata__") or {}, load(data)
         with safe_open(path, framework="pt") as file:
-            head = file.metadata() or {}
-            if head.get("kind") != kind:
-                raise ConcmError(f"{path} is {_describe(head.get('kind'))}, not a {what} (format {kind})")
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(head["meta"])  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise ConcmError(f"no {what} file at {path}") from error
-    except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
-        raise ConcmError(
-            f"{path} is damaged or not a {what} file ({error}); make it again or get another copy"
-        ) from error
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(error) from error
 
 
 def _describe(kind: str | None) -> str:

@@ -67,13 +67,13 @@ def bar(*, transient: bool = True) -> Progress:
     if not sys.stderr.isatty() or not first_process():
         return _Lines()
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         console=_console,
         transient=transient,
     )

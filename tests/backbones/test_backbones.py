@@ -148,7 +148,7 @@ def test_weights_that_would_run_code_are_refused_and_do_not_run_it(tmp_path, wri
 def declared() -> nn.Module:
     network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
     network.dimension = 3
-    network.transform = replace(TRANSFORM, size=20)
+    network.transform = replace(TRANSFORM, size=20, resize=24)
     return network
 
 

@@ -88,7 +88,7 @@ def test_the_same_seed_fits_the_same_and_another_does_not(fitted, tmp_path):
 
 def test_settings_that_are_not_given_are_chosen(tmp_path):
     zoo = made(tmp_path / "zoo", base_photos(4), settings=None)
-    assert from_json(Settings, zoo.store.state()[1]["settings"]) == Settings(calibrate=False)
+    assert from_json(Settings, zoo.store.state()[1]["settings"]) == Settings(trust=0.5)
     assert right(zoo, "cat") == 1
 
 
@@ -109,7 +109,7 @@ def test_one_photo_of_each_base_class_is_enough_but_nothing_will_be_unknown(tmp_
 
 
 def test_base_classes_need_not_have_equally_many_photos(tmp_path):
-    counts = {"cat": 1, "dog": 12, "fox": 2, "hen": 5, "owl": 1}
+    counts = {"cat": 1, "dog": 60, "fox": 10, "hen": 30, "owl": 1}
     zoo = made(tmp_path / "zoo", {name: pictures(name, count) for name, count in counts.items()})
     assert all(right(zoo, name) > 0.9 for name in BASE)
     assert [row.photos for row in zoo.classes] == list(counts.values())

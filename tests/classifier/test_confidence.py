@@ -26,7 +26,7 @@ from concm.files import load_tensors, save_tensors
 torch.set_num_threads(1)  # bit for bit only holds for one number of threads
 
 DIMENSION = 16
-QUICK = Settings(calibrate=False, base_steps=3, steps=3, hidden=16, width=48)
+QUICK = Settings(calibrate="none", base_steps=3, steps=3, hidden=16, width=48)
 likenesses = st.floats(0.01, 0.99)
 finite = st.floats(-5, 5)
 
@@ -570,8 +570,8 @@ def test_settings_that_are_given_stay(counts, unseen):
 
 
 def test_with_few_classes_attributes_are_not_tried(seen):
-    assert rehearse(base_session([3] * 4), None, unseen=True).settings == Settings(calibrate=False)
-    assert {scene.settings for scene in seen} == {Settings(calibrate=False)}
+    assert rehearse(base_session([3] * 4), None, unseen=True).settings == Settings(calibrate="none")
+    assert {scene.settings for scene in seen} == {Settings(calibrate="none")}
 
 
 @pytest.mark.parametrize("better", [True, False])
@@ -593,7 +593,7 @@ def test_with_enough_classes_attributes_are_used_where_they_help(monkeypatch, be
     monkeypatch.setattr(rehearsal, "ENOUGH_CLASSES", 6)
     plan = rehearse(base_session([4] * 6), None, unseen=True)
     assert plan.settings == Settings(calibrate=better)
-    assert set(tried) == {Settings(), Settings(calibrate=False)}
+    assert set(tried) == {Settings(), Settings(calibrate="none")}
 
 
 def test_a_backbone_that_saw_the_photos_is_judged_by_figures_from_elsewhere():
@@ -616,7 +616,7 @@ def test_a_backbone_that_saw_the_photos_is_judged_by_figures_from_elsewhere():
 def test_without_settings_a_backbone_that_saw_the_photos_has_the_usual_ones(monkeypatch):
     class Uncalibrated(Engine):
         def __init__(self, settings: Settings, **how: object) -> None:
-            super().__init__(replace(settings, calibrate=False), **how)
+            super().__init__(replace(settings, calibrate="none"), **how)
 
     monkeypatch.setattr(rehearsal, "Engine", Uncalibrated)
     assert rehearse(base_session([3, 3]), None, unseen=False).settings == Settings()

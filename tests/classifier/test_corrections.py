@@ -8,7 +8,7 @@ import pytest
 from concm.engine.settings import Settings
 from concm.errors import ConcmError, Misuse
 from tests.support.photographs import picture, pictures, write_class
-from tests.support.zoo import BASE, NEW, base_photos, everything, made, names, opened, probabilities, right
+from tests.support.zoo import BASE, COUNT, NEW, base_photos, everything, made, names, opened, probabilities, right
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_a_base_class_stays_one(corrected):
     corrected.merge(["dog"], "okapi")
     base = [row.name for row in corrected.classes if row.base]
     assert base == ["tiger", "okapi", "fox", "hen", "owl"]
-    assert counts(corrected)["okapi"] == 8 + 5
+    assert counts(corrected)["okapi"] == COUNT + 5
     assert [row.name for row in corrected.classes] == [*base, "yak"]
 
 
@@ -142,7 +142,7 @@ def test_a_forgotten_class_from_which_photos_were_moved_can_come_back(corrected)
     corrected.forget("okapi")
     corrected.undo()
     corrected.undo()
-    assert counts(corrected) == dict.fromkeys(BASE, 8) | {"okapi": 5, "yak": 3}
+    assert counts(corrected) == dict.fromkeys(BASE, COUNT) | {"okapi": 5, "yak": 3}
 
 
 def test_photos_are_named_by_file_or_class_and_file_or_number(zoo, tmp_path):

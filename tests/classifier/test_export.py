@@ -24,7 +24,7 @@ from tests.support.photographs import BACKBONE, SIDE, TinyBackbone, picture, pic
 torch.set_num_threads(1)
 
 BASE = ("cat", "dog", "fox", "hen", "owl")
-NARROW = Settings(calibrate=False, base_steps=5, steps=5, hidden=16, width=8)
+NARROW = Settings(calibrate="none", base_steps=5, steps=5, hidden=16, width=8)
 CLOSE = 1e-4
 
 
@@ -40,7 +40,7 @@ def new_photos(*names: str, count: int = 4) -> np.ndarray:
 ALL = new_photos(*BASE, "okapi", "yak", "elk")
 
 
-def fitted(path: Path, settings: Settings, backbone: str = BACKBONE, count: int = 6) -> Classifier:
+def fitted(path: Path, settings: Settings, backbone: str = BACKBONE, count: int = 24) -> Classifier:
     zoo = Classifier(path, backbone, device="cpu")
     return zoo.fit({name: pictures(name, count) for name in BASE}, settings=settings)
 
@@ -173,9 +173,10 @@ def test_classes_that_outgrow_the_projector_fit_into_the_same_network(network, z
     zoo.learn({f"class {at}": pictures(f"class {at}", 2) for at in range(5)})
     wide = structure_of(zoo, tmp_path / "wide.safetensors")
     widths = [load_tensors(file, KIND)[0]["structure"].shape for file in (narrow, wide)]
-    assert widths[0] == (6, 8)
-    assert widths[1][0] == 11
-    assert widths[1][1] > 11
+    heads = NARROW.heads
+    assert widths[0] == (heads, 6, 8)
+    assert widths[1][:2] == (heads, 11)
+    assert widths[1][2] > 11
     assert_agree(network.session, wide, zoo)
 
 
@@ -252,7 +253,8 @@ def test_a_structure_says_what_its_columns_are_and_where_the_unknown_begins(zoo,
     assert {float(rate): below for rate, below in about["unknown_below"].items()} == pytest.approx(
         {rate: judge.threshold(rate) for rate in RATES}
     )
-    assert len(tensors["prototypes"]) == len(tensors["centre"]) == len(tensors["width"]) == 6
+    assert len(tensors["prototypes"]) == len(tensors["bias"]) == 6
+    assert all(torch.equal(tensors[name], getattr(judge, name)) for name in ("centre", "width", "temperature"))
 
 
 def test_where_nothing_is_unknown_no_familiarity_is_too_small(tmp_path):

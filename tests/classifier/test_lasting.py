@@ -21,6 +21,7 @@ import torch
 
 from concm.classifier import change as store_module
 from concm.classifier.classifier import Classifier
+from concm.classifier.proof import commit
 from concm.classifier.store import Store
 from concm.engine import concm as engine_module
 from concm.engine.concm import Engine
@@ -82,8 +83,12 @@ def test_the_metric_is_written_once(zoo):
     zoo.learn({"okapi": pictures("okapi", 2)})
     states = zoo.path / "states"
     assert {file.name for file in states.iterdir()} == {"1.safetensors", "2.safetensors", "lasting.safetensors"}
-    assert set(load_tensors(states / "lasting.safetensors", "concm-state-2")[0]) == {"engine.metric.matrix"}
-    assert "engine.metric.matrix" not in load_tensors(states / "2.safetensors", "concm-state-2")[0]
+    assert set(load_tensors(states / "lasting.safetensors", "concm-state-2")[0]) == {
+        "engine.metric.matrix0",
+        "engine.metric.weights",
+    }
+    own = load_tensors(states / "2.safetensors", "concm-state-2")[0]
+    assert not any(name.startswith("engine.metric") for name in own)
 
 
 def test_the_generator_of_the_process_is_neither_used_nor_moved(zoo):
@@ -127,7 +132,7 @@ def test_what_another_process_fitted_is_used(fitted, tmp_path):
 from concm.classifier.classifier import Classifier
 from concm.engine.settings import Settings
 from tests.support.photographs import BACKBONE, pictures
-settings = Settings(calibrate=False, base_steps={QUICK.base_steps}, steps={QUICK.steps}, hidden={QUICK.hidden})
+settings = Settings(calibrate="none", base_steps={QUICK.base_steps}, steps={QUICK.steps}, hidden={QUICK.hidden})
 zoo = Classifier({str(tmp_path / "zoo")!r}, BACKBONE, device="cpu")
 zoo.fit({{name: pictures(name, {COUNT}) for name in {BASE}}}, settings=settings)
 zoo.learn({{"okapi": pictures("okapi", 3)}})
@@ -359,7 +364,9 @@ def test_a_store_cannot_make_code_run(fitted, tmp_path, monkeypatch):
     copy = shutil.copytree(fitted, tmp_path / "zoo")
     with closing(sqlite3.connect(copy / "store.db", isolation_level=None)) as db:
         meta = json.loads(db.execute("SELECT meta FROM store").fetchone()[0])
+        db.execute("BEGIN")
         db.execute("UPDATE store SET meta = ?", (json.dumps({**meta, "backbone": "store_trap:build"}),))
+        commit(db)
     with pytest.raises(Misuse, match="name it yourself"):
         Classifier(copy, device="cpu").predict(picture("cat"))
     assert not mark.exists()

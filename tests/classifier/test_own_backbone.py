@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from concm.backbones.encoder import Encoder
+from concm.classifier import rehearsal
 from concm.classifier.lesson import Lesson
+from concm.engine.settings import Settings
 from concm.errors import ConcmError, Misuse
 from tests.support import photographs
 from tests.support.photographs import BACKBONE, OTHER_WEIGHTS, TinyBackbone, picture, pictures
@@ -22,6 +24,7 @@ from tests.support.zoo import (
     QUICK,
     base_photos,
     everything,
+    made,
     names,
     new_photos,
     opened,
@@ -174,8 +177,10 @@ def test_a_ready_made_backbone_is_not_copied(zoo):
     assert zoo.store.meta["backbone"] == BACKBONE
 
 
-def test_photos_that_a_trained_backbone_saw_are_judged_by_figures_from_elsewhere(tmp_path):
+def test_nothing_is_rehearsed_on_photos_that_a_trained_backbone_saw(tmp_path, monkeypatch):
+    monkeypatch.setattr(rehearsal, "ENOUGH_CLASSES", 2)
     file = trained(tmp_path / "backbone.safetensors")
-    zoo = opened(tmp_path / "zoo", backbone=f"{BACKBONE}@{file}").fit(base_photos(1), settings=QUICK)
-    assert zoo.remarks == []
-    assert zoo.predict(picture("yak", NEW), unknown_rate=0.9)[0].unknown
+    zoo = opened(tmp_path / "zoo", backbone=f"{BACKBONE}@{file}").fit(base_photos(4))
+    assert zoo.store.meta["rehearsal"] == {}
+    assert zoo.known().engine.settings == Settings()
+    assert made(tmp_path / "other", base_photos(4), settings=None).store.meta["rehearsal"].keys() == {"0.5", "0", "1"}

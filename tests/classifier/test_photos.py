@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -178,8 +179,8 @@ def test_a_picture_is_called_by_its_path_or_its_place(tmp_path):
 printable = st.characters(exclude_categories=("C", "Z"), exclude_characters="/\\") | st.just(" ")
 good_names = (
     st.text(printable, min_size=1, max_size=LONGEST_NAME)
-    .map(str.strip)
-    .filter(lambda name: name and not name.startswith(".") and name.lower() != "unknown")
+    .map(lambda name: unicodedata.normalize("NFC", name).strip())
+    .filter(lambda name: 0 < len(name) <= LONGEST_NAME and not name.startswith(".") and name.lower() != "unknown")
 )
 
 

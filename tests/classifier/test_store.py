@@ -481,9 +481,11 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path):
         with sqlite3.connect(database.file(old.path)) as db:
             db.execute("DROP TABLE evaluations")
             db.execute("DROP TABLE corrections")
-            later = (("store", "identity"), ("store", "lasting"), ("versions", "digest"), ("photos", "gone"))
-            for table, column in later:
-                db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+            db.execute("DROP INDEX photos_living")
+            db.execute("CREATE INDEX photos_class ON photos (class)")
+            later = ("store.identity", "store.lasting", "store.proof", "versions.digest", "photos.gone", "photos.proof")
+            for column in later:
+                db.execute("ALTER TABLE {} DROP COLUMN {}".format(*column.split(".")))
             db.execute("PRAGMA user_version = 1")
         db.close()
     with Store.open(tmp_path / "old") as opened:

@@ -363,6 +363,11 @@ def a_folder(file: Path) -> None:
     file.mkdir()
 
 
+def a_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
 def foreign(file: Path) -> None:
     file.unlink()
     db = sqlite3.connect(file)
@@ -378,7 +383,7 @@ def damaged_within(file: Path) -> None:
 def rows(change: str):
     def harm(file: Path) -> None:
         db = sqlite3.connect(file, isolation_level=None)
-        assert db.execute(f"UPDATE encoded SET {change}").rowcount == 2
+        assert db.execute(f"UPDATE encoded_2 SET {change}").rowcount == 2
         db.close()
 
     return harm
@@ -395,6 +400,13 @@ HARM = {
     "odd features": rows("features = x'0000803f00'"),
     "no features": rows("features = x''"),
     "lost features": rows("features = NULL"),
+    "other features": rows("features = zeroblob(length(features))"),
+    "features that are no numbers": rows("features = x'0000c07f'"),
+    "a digest that is none": rows("digest = NULL"),
+    "another digest": rows("digest = 'abc'"),
+    "a thumbnail that is none": rows("thumbnail = NULL"),
+    "a thumbnail in words": rows("thumbnail = 'small'"),
+    "a pipe": a_pipe,
 }
 
 

@@ -147,7 +147,7 @@ def test_a_damaged_result_is_named_with_the_way_out(bench, bank, tmp_path, capsy
     damaged = next(tmp_path.glob("folder-ncm-draw0-*.json"))
     damaged.write_bytes(damaged.read_bytes()[:-100])
     assert call(*words(bank, tmp_path, "--method", "ncm")) == 1
-    assert f"{damaged} is not a whole result file; delete it" in capsys.readouterr().err.splitlines()[-1]
+    assert f"{damaged} is damaged or not a whole result file" in capsys.readouterr().err.splitlines()[-1]
     damaged.unlink()
     assert call(*words(bank, tmp_path, "--method", "ncm")) == 0
 

@@ -412,7 +412,7 @@ def test_refusing_and_skipping_share_one_entry(tmp_path, cache):
 def test_pictures_in_memory_are_scaled_once(tmp_path, cache, monkeypatch):
     pixels = np.stack([noise(seed) for seed in range(3)])
     first = images.resized(pixels, 16).copy()
-    monkeypatch.setattr(images, "_square", None)
+    monkeypatch.setattr(images, "square", None)
     np.testing.assert_array_equal(images.resized(pixels, 16), first)
 
 

@@ -166,3 +166,20 @@ def test_no_damaged_byte_gets_past_the_reader_or_crashes_it(tmp_path):
         timeout=300,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "survived"), done.stderr[-500:]
+
+
+FEW_BYTES = """
+import resource, sys
+from pathlib import Path
+from concm.data.pickles import read_batch
+
+resource.setrlimit(resource.RLIMIT_AS, (4 * 10**9, 4 * 10**9))
+print(read_batch(Path(sys.argv[1])))
+"""
+
+
+def test_a_number_in_a_file_takes_no_memory_for_what_does_not_come(tmp_path):
+    place = write(tmp_path / "batch", b"\x80\x02}r\xff\xff\xff\x7f.")  # the first thing is remembered in place 2^31 - 1
+    words = [sys.executable, "-c", FEW_BYTES, str(place)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("{}", "")

@@ -255,3 +255,63 @@ def test_pictures_outside_class_folders_are_no_data(tmp_path):
     write_picture(tmp_path / "a.png")
     with pytest.raises(ConcmError, match=f"no pictures in {tmp_path}: it should hold one folder per class"):
         find_source(tmp_path)
+
+
+# damaged lists
+
+
+def cifar_with(folder, **changed) -> None:
+    write_cifar(folder, ["ant", "bee"], [0, 1], [1])
+    batch = {"data": np.zeros((2, 3072), np.uint8), "fine_labels": [0, 1], **changed}
+    (folder / "train").write_bytes(python2_pickle({name: value for name, value in batch.items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"data": np.zeros((3, 3072), np.uint8)},
+        {"data": np.zeros((2, 100), np.uint8)},
+        {"data": np.zeros((2, 3072), np.int64)},
+        {"data": "pixels"},
+        {"data": None},
+        {"fine_labels": [0, 7]},
+        {"fine_labels": [0, -1]},
+        {"fine_labels": ["a", "b"]},
+        {"fine_labels": 3},
+    ],
+    ids=str,
+)
+def test_a_cifar_file_whose_parts_do_not_fit_is_refused_by_path(tmp_path, changed):
+    cifar_with(tmp_path, **changed)
+    with pytest.raises(ConcmError, match=rf"{tmp_path / 'train'} is "):
+        find_source(tmp_path)
+
+
+@pytest.mark.parametrize("names", [None, 3, [[]]], ids=str)
+def test_cifar_with_odd_class_names_is_refused_by_path(tmp_path, names):
+    cifar_with(tmp_path)
+    (tmp_path / "meta").write_bytes(python2_pickle({} if names is None else {"fine_label_names": names}))
+    with pytest.raises(ConcmError, match=str(tmp_path)):
+        find_source(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"1\n2\n", b"1 /etc/x.jpg\n", b"1 ../../x.jpg\n"])
+def test_a_list_of_cub_that_is_none_is_refused_by_path(tmp_path, content):
+    (tmp_path / "images.txt").write_bytes(content)
+    (tmp_path / "train_test_split.txt").write_text("1 1\n" * content.count(b"\n"))
+    with pytest.raises(ConcmError, match=str(tmp_path / "images.txt")):
+        find_source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe\x00", b"filename,label\n0.png\n", b'filename,label\n"0.png', b"filename,label\n" + b"x" * 200_000],
+    ids=["binary", "no label", "open quote", "a field without end"],
+)
+def test_a_list_of_pictures_that_is_none_is_refused_by_path(tmp_path, content):
+    write_picture(tmp_path / "0.png")
+    for name in ("train.csv", "test.csv"):
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConcmError, match=str(tmp_path / "train.csv")) as caught:
+        find_source(tmp_path)
+    assert len(str(caught.value)) < 500

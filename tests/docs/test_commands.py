@@ -40,7 +40,7 @@ OPTIONS = {
     name: {word for item in command.assemble_argument_collection() for word in item.names if word.startswith("--")}
     for name, command in COMMANDS.items()
 }
-EVERY_OPTION = set().union(*OPTIONS.values(), {"--help", "--version"})
+EVERY_OPTION = set().union(*OPTIONS.values(), {"--help", "--version", "--debug"})
 
 
 @pytest.mark.parametrize(

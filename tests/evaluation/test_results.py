@@ -129,6 +129,18 @@ def embellished(text: str) -> bytes:
     return json.dumps({**data, "summary": {**data["summary"], "ahm": data["summary"]["ahm"] + 1}}).encode()
 
 
+def without_any_session(text: str) -> bytes:
+    data = json.loads(text)
+    data["heading"]["cut"]["sessions"] = -1
+    return json.dumps({**data, "sessions": []}).encode()
+
+
+def with_a_short_curve(text: str) -> bytes:
+    data = json.loads(text)
+    data["sessions"][-1]["trade_off"]["base"].pop()
+    return json.dumps(data).encode()
+
+
 @pytest.mark.promise
 @pytest.mark.parametrize(
     "damage",
@@ -139,18 +151,35 @@ def embellished(text: str) -> bytes:
         without("sessions"),
         without("summary"),
         embellished,
+        without_any_session,
+        with_a_short_curve,
+        lambda _: b"[" * 100_000,
         lambda _: b"",
         lambda _: b"[]",
         lambda _: b"null",
         lambda _: b"\xff\xfe",
     ],
-    ids=["cut", "session", "heading", "sessions", "summary", "embellished", "empty", "list", "null", "bytes"],
+    ids=[
+        "cut",
+        "session",
+        "heading",
+        "sessions",
+        "summary",
+        "embellished",
+        "none",
+        "curve",
+        "deep",
+        "empty",
+        "list",
+        "null",
+        "bytes",
+    ],
 )
 def test_a_damaged_result_is_refused_with_the_way_out(result, tmp_path, damage):
     path = tmp_path / "run.json"
     result.save(path)
     path.write_bytes(damage(path.read_text()))
-    with pytest.raises(ConcmError, match=r"run\.json is not a whole result file; delete it") as caught:
+    with pytest.raises(ConcmError, match=r"run\.json is damaged or not a whole result file .*; delete it") as caught:
         Result.load(path)
     assert "\n" not in str(caught.value)
 

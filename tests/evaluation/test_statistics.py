@@ -142,5 +142,5 @@ def test_a_table_comes_back_as_it_was_written_and_knows_what_may_stand_beside_it
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"scenario": "x"}', "\x00"])
 def test_a_file_that_is_no_table_is_refused(tmp_path, content):
     (tmp_path / "table.json").write_text(content)
-    with pytest.raises(ConcmError, match=r"table\.json is no table of `concm bench --json`"):
+    with pytest.raises(ConcmError, match=r"table\.json is damaged or not a table of `concm bench --json`"):
         Table.load(tmp_path / "table.json")

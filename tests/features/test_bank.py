@@ -234,7 +234,7 @@ def damaged(tmp_path: Path, change, precision: str = "float32") -> Path:
 @pytest.mark.parametrize("name", ["mean", "std", "counts", "base/features", "novel/labels", "test/features", "scale"])
 def test_a_bank_that_lacks_a_tensor_is_refused_by_name(tmp_path, name):
     path = damaged(tmp_path, lambda tensors, _: tensors.pop(name), "int8")
-    with pytest.raises(ConcmError, match=rf"{path} lacks part of a feature bank.*{name}"):
+    with pytest.raises(ConcmError, match=rf"{path} is damaged or not a feature bank.*{name}"):
         Bank.load(path)
 
 
@@ -248,20 +248,20 @@ def test_a_bank_that_lacks_metadata_is_refused_by_name(tmp_path, name):
 @pytest.mark.parametrize(("part", "label"), [("base", 4), ("base", -1), ("novel", 3), ("novel", 10), ("test", 10)])
 def test_labels_out_of_range_are_refused_by_part(tmp_path, part, label):
     path = damaged(tmp_path, lambda tensors, _: tensors[f"{part}/labels"].__setitem__(0, label))
-    with pytest.raises(ConcmError, match=f"{path}: its {part} part does not fit scenario folder"):
+    with pytest.raises(ConcmError, match=f"{path} is damaged .*its {part} part does not fit scenario folder"):
         Bank.load(path)
 
 
 @pytest.mark.parametrize("name", ["base/features", "base/labels", "novel/features", "novel/views", "test/labels"])
 def test_tensors_of_different_lengths_are_refused(tmp_path, name):
     path = damaged(tmp_path, lambda tensors, _: tensors.update({name: tensors[name][:-1]}))
-    with pytest.raises(ConcmError, match=f"{path}: its {name.split('/')[0]} part does not fit"):
+    with pytest.raises(ConcmError, match=f"{path} is damaged .*its {name.split('/')[0]} part does not fit"):
         Bank.load(path)
 
 
 def test_a_wrong_number_of_picture_names_is_refused(tmp_path):
     path = damaged(tmp_path, lambda _, meta: meta["ids"]["novel"].pop())
-    with pytest.raises(ConcmError, match=f"{path}: its novel part does not fit"):
+    with pytest.raises(ConcmError, match=f"{path} is damaged .*its novel part does not fit"):
         Bank.load(path)
 
 
@@ -276,7 +276,7 @@ def test_features_that_are_no_numbers_are_refused(tmp_path, name, value):
 @pytest.mark.parametrize("names", [["mean", "std"], ["mean"], ["std"], ["counts"]], ids="+".join)
 def test_statistics_for_another_number_of_classes_are_refused(tmp_path, names):
     path = damaged(tmp_path, lambda tensors, _: tensors.update({name: tensors[name][:3] for name in names}))
-    with pytest.raises(ConcmError, match=f"{path}: it has statistics of"):
+    with pytest.raises(ConcmError, match=f"{path} is damaged .* statistics "):
         Bank.load(path)
 
 

@@ -74,7 +74,7 @@ def test_a_single_reading_is_all_of_the_feature():
 def test_a_layout_that_does_not_add_up_is_refused(tmp_path, layout):
     bank = replace(make_bank(dimension=5), encoder=Identity("none", "", blocks=2, layout=layout))
     bank.save(tmp_path / "bank.safetensors")
-    with pytest.raises(ConcmError, match=f"its readings have {layout[0]}.* dimensions, its features 5; extract it"):
+    with pytest.raises(ConcmError, match=f"its readings have {layout[0]}.* dimensions, its features 5\\); extract it"):
         Bank.load(tmp_path / "bank.safetensors")
 
 

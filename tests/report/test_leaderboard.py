@@ -257,7 +257,8 @@ def test_a_table_of_something_else_does_not_stand_beside(change, tmp_path, capsy
 def test_something_else_than_a_table_is_refused(tmp_path, capsys):
     (tmp_path / "x.json").write_text("[]")
     assert call("bench", "--leaderboard", tmp_path / "x.md", "--beside", tmp_path / "x.json") == 1
-    assert sentence(capsys.readouterr().err).startswith(f"{tmp_path / 'x.json'} is no table of `concm bench --json`")
+    said = sentence(capsys.readouterr().err)
+    assert said.startswith(f"{tmp_path / 'x.json'} is damaged or not a table of `concm bench --json`")
     assert call("bench", "--beside", tmp_path / "x.json") == 2
     assert "--beside goes with --leaderboard" in sentence(capsys.readouterr().err)
 

@@ -461,3 +461,10 @@ def test_tables_are_read_at_first_use_only():
         "assert 'nltk' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
+def test_word_vectors_that_are_no_numbers_are_refused(tmp_path, value):
+    (tmp_path / "words.txt").write_text(f"dog 0.1 0.2\ncat {value} 0.2\n")
+    with pytest.raises(ConcmError, match=r"line 2 has values that are no numbers"):
+        TextFile(tmp_path / "words.txt").find(["cat"])

@@ -20,6 +20,7 @@ from concm.server.security import Guard
 from tests.support.photographs import BACKBONE, picture
 from tests.support.serving import NEW, client, png, sent, several
 from tests.support.tiny import call
+from tests.support.zoo import COUNT
 
 
 def answers(program, files, **query) -> list[dict]:
@@ -236,7 +237,7 @@ def test_every_correction_is_one_version_that_undo_takes_back(program):
     for at, (path, body) in enumerate(steps, 3):
         answer = program.post(f"/api/{path}", json=body)
         assert (answer.status_code, answer.json()["version"]) == (200, at)
-    assert names(program) == {"tiger": 9, "fox": 8, "hen": 8, "owl": 8, "okapi": 2}
+    assert names(program) == {"tiger": COUNT + 1, "fox": COUNT, "hen": COUNT, "owl": COUNT, "okapi": 2}
     for _ in steps:
         assert program.post("/api/undo", json={}).status_code == 200
     assert names(program) == before
@@ -291,7 +292,7 @@ def test_health_names_classes_with_few_photos_and_photos_that_look_wrong(program
 
 def test_the_map_has_every_photo_and_class_within_its_square(program):
     found = program.get("/api/map").json()
-    assert (len(found["photos"]), len(found["classes"])) == (44, 6)
+    assert (len(found["photos"]), len(found["classes"])) == (5 * COUNT + 4, 6)
     assert all(0 <= value <= 1 for photo in found["photos"] for value in photo["at"])
 
 

@@ -16,9 +16,9 @@ from tests.support.photographs import BACKBONE, pictures
 
 torch.set_num_threads(1)  # bit for bit only holds for one number of threads
 
-QUICK = Settings(calibrate=False, base_steps=5, steps=5, hidden=32)
+QUICK = Settings(calibrate="none", base_steps=5, steps=5, hidden=32)
 BASE = ("cat", "dog", "fox", "hen", "owl")
-COUNT = 8
+COUNT = 24  # so that what is held out of them is enough to tell what is usual
 FEW = ("cat", "dog")
 NEW = 300  # photos from this number on were never taught
 

@@ -193,10 +193,11 @@ def test_ctrl_c_twice_breaks_off_at_once(data, tmp_path, monkeypatch, capsys):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["log.jsonl"]
 
 
-def test_a_run_resumed_between_two_epochs_has_the_log_of_an_undisturbed_one(data, reference, tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", [2, 3, 5])
+def test_a_run_that_was_resumed_has_the_log_of_an_undisturbed_one(data, reference, tmp_path, monkeypatch, step):
     words = training(data, tmp_path / "run")
     with monkeypatch.context() as patch:
-        stop_after(patch, 4)
+        stop_after(patch, step)
         assert call(*words) == 1
     assert call(*words, "--resume") == 0
     columns = ("epoch", "step", "loss", "cross_entropy", "supervised", "simclr", "lr")

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from concm.backbones.efficientnet_lite import EfficientNetLite
 from concm.data import augment
 from concm.data.dataset import ImageSet
 from concm.data.transform import Transform
-from concm.errors import ConcmError, Misuse, in_a_line
+from concm.errors import ConcmError, Misuse, in_a_line, loading
 from concm.files import digest, load_tensors, save_tensors
 from concm.records import from_json
 
@@ -36,7 +37,7 @@ class Reading(nn.Module):
     def __init__(self, network: nn.Module, turns: Sequence[int] = (0,), maps: bool = False) -> None:
         super().__init__()
         self.network = network
-        self.turns = tuple(turns)
+        self.turns = tuple(map(index, turns)) or (0,)
         self.maps = maps
 
     def forward(self, images: Tensor) -> Tensor:
@@ -226,7 +227,8 @@ def load_encoder(reference: str, transform: Transform, *, blocks: int = 1, turns
     path = Path(reference)
     path = path / "backbone.safetensors" if path.is_dir() else path
     if path.suffix == ".safetensors":
-        encoder = _trained(path, (blocks, turns, looks))
+        with loading(path, "backbone file", "train it again"):
+            encoder = _trained(path, (blocks, turns, looks))
     elif "/" in reference and ":" not in reference:
         raise Misuse(f"no run folder or backbone file at {reference}")
     else:

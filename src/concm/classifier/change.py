@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from concm.classifier import database
-from concm.classifier.rows import LASTING, VersionRow, class_id, lines, now, state_file
+from concm.classifier.proof import commit
+from concm.classifier.rows import LASTING, VersionRow, class_id, lines, now, photo_proof, state_file
 from concm.errors import ConcmError
 from concm.files import save_tensors
 
@@ -51,9 +52,11 @@ class Change:
         if features.ndim != 2:
             raise ValueError(f"features must be (1 + views, d), not {tuple(features.shape)}")
         packed = features.detach().to("cpu", torch.float32).numpy().tobytes()
+        row = (label, digest, len(features), packed, thumbnail)
         self._db.execute(
-            "INSERT INTO photos (class, added, label, digest, rows, features, thumbnail) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (class_id(self._db, self._path, class_name), self.version, label, digest, len(features), packed, thumbnail),
+            "INSERT INTO photos (class, added, label, digest, rows, features, thumbnail, proof)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (class_id(self._db, self._path, class_name), self.version, *row, photo_proof(*row)),
         )
 
     def remove_class(self, name: str) -> None:
@@ -131,5 +134,5 @@ class Change:
         db.execute("DELETE FROM classes WHERE removed <= (SELECT min(version) FROM versions WHERE kept)")
         db.execute("DELETE FROM photos WHERE gone <= (SELECT min(version) FROM versions WHERE kept)")
         line = lines(db)[-1]
-        db.execute("COMMIT")
+        commit(db)
         return line

@@ -11,6 +11,7 @@ Every change makes one version of the store behind it, so nothing half-learned i
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -33,10 +34,11 @@ from concm.classifier.evaluation import evaluate as measure
 from concm.classifier.folder import refuse_foreign, refuse_unwritable
 from concm.classifier.folders import Nested, Similar, beside, refuse_similar
 from concm.classifier.lesson import Lesson
+from concm.classifier.made import Made
 from concm.classifier.photos import Picture, by_class, printable
-from concm.classifier.prediction import Known, Prediction, Predictions, check_rate, listed, many, under, whole
+from concm.classifier.prediction import Known, Prediction, Predictions, check_rate, listed, many, whole
 from concm.classifier.rehearsal import Plan, rehearse
-from concm.classifier.rows import ClassRow, PhotoRow, VersionRow
+from concm.classifier.rows import ClassRow, PhotoRow, VersionRow, state_file
 from concm.classifier.store import Store
 from concm.classifier.stream import encoded
 from concm.data.images import Broken, BrokenPicture
@@ -44,7 +46,8 @@ from concm.data.scenarios import natural
 from concm.engine.concm import Engine
 from concm.engine.operating import Lean
 from concm.engine.settings import Settings
-from concm.errors import ConcmError, Misuse
+from concm.errors import ConcmError, Misuse, loading
+from concm.files import content_digest
 from concm.records import from_json, to_json
 
 BACKBONE = "efficientnet_lite0"
@@ -266,6 +269,8 @@ class Classifier:
         """Drop a class; `undo` brings it back."""
         with self.store.writing(self._waiting, self._wait) as change:
             known = self._load()
+            normal = unicodedata.normalize("NFC", name)
+            name = normal if normal in known.engine.names else name  # older stores have names as they were typed
             change.remove_class(name)
             if len(known.engine.names) <= 2:
                 raise Misuse(f"{name!r} is one of the last two classes, and a classifier has two at least")
@@ -434,22 +439,23 @@ class Classifier:
     @cached_property
     def _encoder(self) -> Encoder:
         """The frozen backbone, checked to be the one that the store's features come from."""
-        reference, made = self._backbone or BACKBONE, None
-        if self._store is not None:
-            made = Identity.read(self._store.meta["encoder"])
+        reference = self._backbone or BACKBONE
+        made = None if self._store is None else Made.of(self._store)
+        if made is not None:
             own = self.path / "backbone.safetensors"
             named = self._backbone is not None and ":" in self._backbone
             if own.exists() and (named or self._backbone is None):
+                made.check(own)
                 reference = f"{self._backbone}@{own}" if named else str(own)
             elif self._backbone is None:
-                reference = backbones.registered(self._store.meta["backbone"]).name
+                reference = backbones.registered(made.backbone).name
         with torch.random.fork_rng(devices=[]):
-            encoder = encoders.load_encoder(reference, natural(224), **self._readings(reference, made))
-            encoder.to(torch.device(self.device))
-        if made is not None and encoder.identity != made:
+            readings = self._readings(reference, None if made is None else made.encoder)
+            encoder = encoders.load_encoder(reference, natural(224), **readings).to(torch.device(self.device))
+        if made is not None and encoder.identity != made.encoder:
             raise Misuse(
-                f"the store at {self.path} was made with {made.name} of weights {made.weights}; {reference} has "
-                f"weights {encoder.weights}, or another transform of pictures"
+                f"the store at {self.path} was made with {made.encoder.name} of weights {made.encoder.weights}; "
+                f"{reference} has weights {encoder.weights}, or another transform of pictures"
             )
         return encoder
 
@@ -468,14 +474,17 @@ class Classifier:
         return {**own, "turns": made.turns}
 
     def _meta(self) -> dict[str, Any]:
-        encoder = self._encoder
-        identity = {"backbone": encoder.name, "encoder": to_json(encoder.identity)}
-        return {**identity, "seed": self.seed, "concm": __version__}
+        own = self.path / "backbone.safetensors"
+        file = content_digest(own.read_bytes()) if own.is_file() else None
+        return to_json(Made(self._encoder.name, self._encoder.identity, self.seed, __version__, file))
 
     def _all_photos(self, name: str, lesson: Lesson) -> Tensor:
         """Features (n, d) of a known class's photos, old and new."""
         old = [photo.features[0] for photo in self.store.photos(name)]
-        return torch.stack(old + [item.features for item in lesson.photos[name]])
+        new = [item.features for item in lesson.photos[name]]
+        if any(features.shape != new[0].shape for features in old):
+            raise ConcmError(f"the photos of {name!r} in {self.path} are of another backbone; use a copy of the folder")
+        return torch.stack(old + new)
 
     def _write(self, change: Change, lesson: Lesson, *, new: list[str], base: bool) -> None:
         for name in new:
@@ -504,13 +513,12 @@ class Classifier:
         """The current version, read from the store."""
         while True:
             version = self.store.version
-            tensors, state = self.store.state()
+            (tensors, state), names = self.store.state(), [row.name for row in self.classes]
             if self.store.version == version:
                 break
-        engine = Engine(from_json(Settings, state["settings"]), seed=self.store.meta["seed"], device=self.device)
-        engine.load_state_dict(under(tensors, "engine."))
-        confidence = Confidence(**under(tensors, "confidence."))
-        return Known(version, engine, engine.head, confidence)
+        with loading(state_file(self.path, version), "state of a classifier", "step back with undo"):
+            engine = Engine(from_json(Settings, state["settings"]), seed=Made.of(self.store).seed, device=self.device)
+            return Known.of(version, engine, tensors, names)
 
     def known(self) -> Known:
         """The current version, read again if another process has learned something since."""

@@ -8,6 +8,7 @@ photos that were held out, and novel photos left out of their own prototypes (do
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,18 @@ class Confidence:
         quantiles = _quantiles(familiar, weights) if len(labels) >= ENOUGH else flat[:0]
         temperature = _temperature(scores, labels, weights)
         return cls(centre.float(), width.float(), quantiles, temperature, torch.tensor(adapted))
+
+    @classmethod
+    def read(cls, tensors: Mapping[str, Tensor]) -> Confidence:
+        """From the tensors of a store; those that tell of nothing usual are refused."""
+        own = cls(**tensors)
+        if (own.centre.shape, own.width.shape) != ((2,), (2,)) or own.temperature.ndim or own.adapted.ndim:
+            raise ValueError("what it says of confidence has the wrong form")
+        if own.quantiles.ndim != 1 or not (own.quantiles.diff() >= 0).all():
+            raise ValueError("what is usual for known photos is in no order")
+        if not (own.width > 0).all() or not own.temperature > 0:
+            raise ValueError("the spread or temperature of its scores is not above 0")
+        return own
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors for the store."""

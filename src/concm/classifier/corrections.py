@@ -136,7 +136,7 @@ class Correction:
         engine = self.known.engine
         photos = self.store.photos(engine.names[label])
         engine.names[label] = name
-        if engine.calibrator is not None and label >= engine.memory.base:
+        if (engine.calibrator is not None or engine.prior is not None) and label >= engine.memory.base:
             engine.revise({label: (_features(photos), None)})
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from concm.errors import ConcmError
+from concm.errors import ConcmError, in_a_line
 
 APPLICATION = 0x436F6E43  # marks a SQLite file as ours
 BUSY = 30.0  # seconds; only recovery after a crash makes SQLite itself wait
@@ -48,7 +50,15 @@ MIGRATIONS: list[tuple[str, ...]] = [
         " photo INTEGER REFERENCES photos ON DELETE CASCADE, class INTEGER NOT NULL REFERENCES classes"
         " ON DELETE CASCADE, name TEXT)",
     ),
+    (
+        "ALTER TABLE store ADD COLUMN proof TEXT",
+        "ALTER TABLE photos ADD COLUMN proof TEXT",
+        "CREATE INDEX photos_living ON photos (class, gone)",  # so that counting them reads no features
+        "DROP INDEX photos_class",
+    ),
 ]
+OURS = {"store", "versions", "classes", "photos", "evaluations", "corrections", "sqlite_sequence", "living"}
+OURS |= {"photos_class", "photos_digest", "photos_living"}
 
 
 def file(path: Path) -> Path:
@@ -68,6 +78,42 @@ def inode(path: Path) -> tuple[int, int] | None:
 def writable(path: Path) -> bool:
     """Whether this process may change the store."""
     return os.access(path, os.W_OK) and os.access(file(path), os.W_OK)
+
+
+def opened(path: Path) -> tuple[sqlite3.Connection | None, tempfile.TemporaryDirectory[str] | None]:
+    """A connection to go on with, and the private copy that it is of, where the store cannot be read in place.
+
+    There is no connection where nothing may be written: every read then makes one of its own.
+    """
+    with sentences(path):
+        if writable(path):
+            db = connect(path)
+            try:
+                db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+                return db, None
+            except sqlite3.OperationalError:  # as on a full disk, where SQLite cannot coordinate with writers
+                db.close()
+            except sqlite3.Error:
+                db.close()
+                raise
+        copy = _copied(path)
+        return (None if copy is None else connect(Path(copy.name))), copy
+
+
+def _copied(path: Path) -> tempfile.TemporaryDirectory[str] | None:
+    """A private copy of a database whose WAL has changes of a killed process: to read them takes a file beside it."""
+    wal = path / "store.db-wal"
+    if not wal.exists() or not wal.stat().st_size:
+        return None
+    try:
+        with closing(connect(path, writable=False)) as db:
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        return None
+    except (sqlite3.OperationalError, ConcmError):
+        copy = tempfile.TemporaryDirectory(prefix="concm-")
+        for name in (file(path), wal):
+            shutil.copyfile(name, Path(copy.name, name.name))
+        return copy
 
 
 def connect(path: Path, name: str = "store.db", writable: bool = True) -> sqlite3.Connection:
@@ -92,6 +138,13 @@ def schema(db: sqlite3.Connection, path: Path) -> int:
         raise ConcmError(damaged(path, "it is empty"))
     if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
         raise ConcmError(f"{file(path)} belongs to another program; {path} is not a store")
+    for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_master"):
+        if (
+            name not in OURS
+            or kind not in ("table", "index")
+            or not sql.startswith(("CREATE TABLE", "CREATE UNIQUE", "CREATE INDEX"))
+        ):
+            raise ConcmError(damaged(path, f"it has a {kind} {name!r:.50} that no store has"))
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if version > len(MIGRATIONS):
         raise ConcmError(
@@ -106,8 +159,7 @@ def upgrade(db: sqlite3.Connection, version: int) -> None:
     for step in MIGRATIONS[version:]:
         for statement in step:
             db.execute(statement)
-    if version < len(MIGRATIONS):
-        db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
 
 def sync(folder: Path) -> None:
@@ -155,10 +207,12 @@ def sentences(path: Path) -> Iterator[None]:
         yield
     except (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError):
         raise
+    except UnicodeDecodeError as error:  # SQLite's own message quotes the damaged text
+        raise ConcmError(damaged(path, "it has text that is no UTF-8")) from error
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_FULL:
             raise ConcmError(f"the disk is full: the store at {path} is unchanged; make room and try again") from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise ConcmError(damaged(path, error)) from error
-        raise ConcmError(f"cannot use the store at {path}: {error}") from error
+            raise ConcmError(damaged(path, in_a_line(error))) from error
+        raise ConcmError(f"cannot use the store at {path}: {in_a_line(error)}") from error

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from concm.classifier import database
 from concm.errors import ConcmError
 
-_STORE_FILE = re.compile(r"store\.db(-wal|-shm|-journal)?|store\.lock")
+_STORE_FILE = re.compile(r"(store|inbox)\.db(-wal|-shm|-journal)?|store\.lock")
 _STATE_FILE = re.compile(r"([0-9]+|lasting)\.safetensors")
-_DRAFT = re.compile(r"\.draft-\w+")
+_DRAFT = re.compile(r"\.draft-\w+(-wal|-shm|-journal)?")
 
 
 def refuse_foreign(path: str | Path) -> None:
@@ -54,3 +59,28 @@ def no_store(path: Path) -> str:
     if path.is_dir() and any(path.iterdir()):
         return f"{path} is not a store: the folder belongs to another program or holds something else"
     return f"there is no store at {path}; `fit` makes one"
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A draft beside `path` that becomes that folder in one step on success, and disappears on failure."""
+    draft = path.absolute().parent / f".draft-{secrets.token_hex(8)}"
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        database.sync(draft)
+        os.rename(draft, path)
+        database.sync(path.absolute().parent)
+    except (OSError, sqlite3.Error) as error:
+        raise ConcmError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def copied(file: Path, target: Path) -> None:
+    """Copy a file durably, with its rights."""
+    with file.open("rb") as old, target.open("xb") as new:
+        shutil.copyfileobj(old, new)
+        new.flush()
+        os.fsync(new.fileno())
+    shutil.copymode(file, target)

@@ -6,6 +6,7 @@ import glob
 import hashlib
 import io
 import os
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,10 +83,10 @@ def printable(path: str | os.PathLike[str]) -> str:
 
 
 def checked_name(name: object) -> str:
-    """The class name, checked to be one that can be printed, typed and used for a folder."""
+    """The class name in its normal form (NFC), checked to be one that can be printed, typed and used for a folder."""
     if not isinstance(name, str) or not name.strip():
         raise Misuse(f"a class needs a name, and {name!r} is none")
-    name = name.strip()
+    name = unicodedata.normalize("NFC", name.strip())
     if len(name) > LONGEST_NAME:
         raise Misuse(f"the class name {name[:20]!r}… has {len(name)} characters; at most {LONGEST_NAME} are taken")
     if any(letter in "/\\" or not letter.isprintable() for letter in name) or name.startswith("."):

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from concm.classifier.photos import UNKNOWN, Picture, find_photos
 from concm.data.images import BrokenPicture
 from concm.engine.concm import Engine
 from concm.engine.head import Head
-from concm.errors import Misuse
+from concm.errors import ConcmError, Misuse
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,43 @@ class Known:
     confidence: Confidence
     _thresholds: dict[float, float] = field(default_factory=dict, repr=False, compare=False)
 
+    @classmethod
+    def of(cls, version: int, engine: Engine, tensors: Mapping[str, Tensor], names: Sequence[str]) -> Known:
+        """What the tensors of a state say, tried out; one whose parts do not fit each other, or `names`, is refused."""
+        for name, value in tensors.items():
+            if not value.isfinite().all():
+                raise ValueError(f"{name} has values that are no numbers")
+        engine.load_state_dict(under(tensors, "engine."))
+        memory, classes = engine.memory, len(names)
+        if engine.names != list(names) or len(memory.mean) != classes or not 0 <= memory.base <= classes:
+            raise ValueError("it has other classes than the database")
+        if memory.labels.numel() and not 0 <= int(memory.labels.min()) <= int(memory.labels.max()) < classes:
+            raise ValueError("it has exemplars of classes that there are not")
+        held = memory.held_labels
+        if held.numel() and not 0 <= int(held.min()) <= int(held.max()) < memory.base:
+            raise ValueError("it has held out photos of classes that there are not")
+        if (
+            len(memory.held) != len(held)
+            or len(memory.apart) != memory.base
+            or len(memory.exemplars) != len(memory.labels)
+        ):
+            raise ValueError("its memory has photos without a class")
+        confidence = Confidence.read(under(tensors, "confidence."))
+        known = cls(version, engine, engine.head, confidence)
+        scores = known.scores(torch.ones(1, known.dimension))
+        if scores.shape != (1, classes) or not confidence.familiarity(scores).isfinite().all():
+            raise ValueError("it gives no scores")
+        return known
+
+    @property
+    def dimension(self) -> int:
+        """Dimensions of the features that it takes."""
+        return sum(len(matrix) for matrix in self.head.metric) or self.head.inner_weight.shape[-1]
+
     def scores(self, features: Tensor) -> Tensor:
         """Scores (n, classes), on the CPU."""
+        if features.shape[1] != self.dimension:
+            raise ConcmError(f"this store knows features of {self.dimension} dimensions, not of {features.shape[1]}")
         return self.head(features.to(self.engine.device)).cpu()
 
     def prediction(self, name: str, features: Tensor, unknown_rate: float, top: int) -> Prediction:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 import sqlite3
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from concm.errors import ConcmError
+from concm.records import from_json
 
 LASTING = "lasting"
+PHOTOS = "SELECT id, label, digest, rows, features, thumbnail, proof FROM photos"
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,27 @@ def current(db: sqlite3.Connection) -> int:
 
 def lines(db: sqlite3.Connection) -> list[VersionRow]:
     """The history, oldest first."""
-    rows = db.execute("SELECT version, action, detail, created, classes, photos FROM versions ORDER BY version")
-    return [VersionRow(*row) for row in rows]
+    return rows_of(
+        db, VersionRow, "SELECT version, action, detail, created, classes, photos FROM versions ORDER BY version"
+    )
+
+
+def rows_of(db: sqlite3.Connection, kind: type[Row], question: str) -> list[Row]:
+    """The answers to a question as records, whose values are checked to be of their kinds and fit to be printed."""
+    found = db.execute(question)
+    names = [str(column[0]) for column in found.description]
+    rows = []
+    for values in found:
+        row = dict(zip(names, values, strict=True))
+        for name, value in row.items():
+            if isinstance(value, str) and not value.isprintable():
+                raise ValueError(f"{name} is {value!r:.50}, which cannot be printed")
+        if row.get("base") in (0, 1):
+            row["base"] = bool(row["base"])
+        if "result" in row:
+            row["result"] = json.loads(row["result"])
+        rows.append(from_json(kind, row))
+    return rows
 
 
 def class_id(db: sqlite3.Connection, path: Path, name: str) -> int:
@@ -92,6 +116,23 @@ def class_id(db: sqlite3.Connection, path: Path, name: str) -> int:
     return int(row[0])
 
 
-def unpacked(features: bytes, rows: int) -> Tensor:
-    """Features (rows, d) as they were packed."""
-    return torch.frombuffer(bytearray(features), dtype=torch.float32).reshape(rows, -1)
+def photo_proof(label: str, digest: str, rows: int, features: bytes, thumbnail: bytes) -> str:
+    """A digest of a photo's row, so that damage to it is noticed."""
+    state = hashlib.blake2b(repr((label, digest, rows, len(features))).encode(), digest_size=16)
+    state.update(features)
+    state.update(thumbnail)
+    return state.hexdigest()
+
+
+def photo(
+    at: int, label: str, digest: str, rows: int, features: bytes, thumbnail: bytes, proof: str | None
+) -> PhotoRow:
+    """A photo's row, checked to be what was written; rows of older stores have no proof."""
+    if not all(isinstance(value, bytes) for value in (features, thumbnail)) or not isinstance(label, str):
+        raise ValueError("a photo is not stored as one")
+    if proof is not None and proof != photo_proof(label, digest, rows, features, thumbnail):
+        raise ValueError(f"the photo {label} is not what was written")
+    values = torch.frombuffer(bytearray(features), dtype=torch.float32)
+    if not values.isfinite().all():
+        raise ValueError(f"the photo {label} has values that are no numbers")
+    return PhotoRow(at, label, digest, values.reshape(rows, -1), thumbnail)

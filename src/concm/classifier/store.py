@@ -8,7 +8,6 @@ then makes one transaction: whatever kills the process leaves a whole version be
 from __future__ import annotations
 
 import json
-import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -21,9 +20,11 @@ from torch import Tensor
 
 from concm.classifier import database
 from concm.classifier.change import KEEP, KIND, Change
-from concm.classifier.folder import is_state_file, no_store, refuse_foreign
+from concm.classifier.folder import copied, is_state_file, new_folder, no_store, refuse_foreign
+from concm.classifier.proof import CLASSES, DATABASE, EVALUATIONS, commit, described
 from concm.classifier.rows import (
     LASTING,
+    PHOTOS,
     ClassRow,
     EvaluationRow,
     PhotoRow,
@@ -32,10 +33,11 @@ from concm.classifier.rows import (
     current,
     lines,
     now,
+    photo,
+    rows_of,
     state_file,
-    unpacked,
 )
-from concm.errors import ConcmError
+from concm.errors import ConcmError, loading
 from concm.files import load_tensors, replacing
 
 
@@ -50,8 +52,7 @@ class Store:
             raise ConcmError(f"{self.path / 'states'} is a link; a store keeps its states in a folder of its own")
         self._mutex = threading.RLock()
         self._inode = database.inode(self.path)
-        # Where nothing may be written, every read makes a connection of its own.
-        self._db = database.connect(self.path) if database.writable(self.path) else None
+        self._db, self._copy = database.opened(self.path)
         try:
             with self._reading() as db:
                 old = database.schema(db, self.path) < len(database.MIGRATIONS)
@@ -59,7 +60,7 @@ class Store:
                 with self._writer():
                     pass
             with self._reading() as db:
-                self.meta: dict[str, Any] = json.loads(db.execute("SELECT meta FROM store").fetchone()[0])
+                self.meta: dict[str, Any] = described(db, self.path)
         except BaseException:
             self.close()
             raise
@@ -95,14 +96,16 @@ class Store:
                     if old.version:
                         raise ConcmError(f"there is already a store at {path}; open it, or choose another folder")
                 with closing(database.connect(path)) as db:  # its making was interrupted, or goes on elsewhere
+                    db.execute("BEGIN IMMEDIATE")
                     db.execute("UPDATE store SET meta = ?", (json.dumps(meta),))
+                    commit(db)
                 return cls(path)
             with replacing(database.file(path)) as draft, closing(database.connect(path, draft.name)) as db:
                 db.execute("BEGIN")
                 db.execute(f"PRAGMA application_id = {database.APPLICATION}")
                 database.upgrade(db, 0)
                 db.execute("INSERT INTO store (meta, identity) VALUES (?, ?)", (json.dumps(meta), uuid4().hex))
-                db.execute("COMMIT")
+                commit(db)
                 db.execute("PRAGMA journal_mode = WAL")  # after: now all is in the one file that takes its place
             database.sync(path)
             database.sync(path.absolute().parent)
@@ -112,6 +115,8 @@ class Store:
         """Let go of the files; versions that were committed are safe without."""
         if self._db is not None:
             self._db.close()
+        if self._copy is not None:
+            self._copy.cleanup()
 
     def __enter__(self) -> Store:
         return self
@@ -128,39 +133,31 @@ class Store:
     def classes(self) -> list[ClassRow]:
         """All classes in the order in which they were added, which is that of the engine's columns."""
         with self._reading() as db:
-            rows = db.execute(
-                "SELECT name, base, (SELECT count(*) FROM photos WHERE class = classes.id AND gone IS NULL), added"
-                " FROM classes WHERE removed IS NULL ORDER BY id"
-            )
-            return [ClassRow(name, bool(base), photos, added) for name, base, photos, added in rows]
+            return rows_of(db, ClassRow, CLASSES)
 
     def photos(self, name: str) -> list[PhotoRow]:
         """The photos of a class, in the order in which they were added."""
         with self._reading() as db:
             rows = db.execute(
-                "SELECT id, label, digest, rows, features, thumbnail FROM photos WHERE class = ?"
-                " AND gone IS NULL ORDER BY id",
-                (class_id(db, self.path, name),),
+                f"{PHOTOS} WHERE class = ? AND gone IS NULL ORDER BY id", (class_id(db, self.path, name),)
             )
-            return [
-                PhotoRow(at, label, digest, unpacked(features, count), thumbnail)
-                for at, label, digest, count, features, thumbnail in rows
-            ]
+            return [photo(*row) for row in rows]
 
     def every_photo(self) -> list[tuple[int, str, str, Tensor]]:
         """Number, class, file name and features (d,) of all photos, in the order in which they were added."""
         with self._reading() as db:
             rows = db.execute(
-                "SELECT photos.id, name, label, rows, features FROM photos JOIN classes ON classes.id = class"
-                " WHERE removed IS NULL AND gone IS NULL ORDER BY photos.id"
+                "SELECT name, photos.id, label, digest, rows, features, thumbnail, proof FROM photos"
+                " JOIN classes ON classes.id = class WHERE removed IS NULL AND gone IS NULL ORDER BY photos.id"
             )
-            return [(at, name, label, unpacked(packed, count)[0]) for at, name, label, count, packed in rows]
+            found = [(name, photo(*row)) for name, *row in rows]
+            return [(own.id, name, own.label, own.features[0]) for name, own in found]
 
     def thumbnail(self, number: int) -> bytes | None:
         """The small JPEG of a photo."""
         with self._reading() as db:
-            row = db.execute("SELECT thumbnail FROM photos WHERE id = ?", (number,)).fetchone()
-            return None if row is None else bytes(row[0])
+            row = db.execute(f"{PHOTOS} WHERE id = ?", (number,)).fetchone()
+            return None if row is None else photo(*row).thumbnail
 
     def history(self) -> list[VersionRow]:
         """The versions that led to the current one, oldest first; what was undone is not among them."""
@@ -175,7 +172,7 @@ class Store:
                 return self._checked(wanted)
             except ConcmError as error:
                 if self._kept(version) == wanted:  # else undone or pruned between the two reads
-                    other = "not a state" in str(error)
+                    other = "not a state (format" in str(error)
                     way_out = (
                         "; it was made by another version of concm: fit it again"
                         if other
@@ -186,6 +183,7 @@ class Store:
     def _checked(self, version: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """A version's state, if its files have the digests that the database names and belong to this store."""
         with self._reading() as db:
+            described(db, self.path)
             identity, lasting = db.execute("SELECT identity, lasting FROM store").fetchone()
             row = db.execute("SELECT digest FROM versions WHERE version = ?", (version,)).fetchone()
         tensors, meta = load_tensors(state_file(self.path, version), KIND, row and row[0])
@@ -193,7 +191,7 @@ class Store:
             raise ConcmError(f"{state_file(self.path, version)} belongs to another store or version")
         if lasting is not None:
             tensors |= load_tensors(state_file(self.path, LASTING), KIND, lasting)[0]
-        return tensors, meta["state"]
+        return tensors, meta.get("state") or {}
 
     def verify(self) -> list[str]:
         """What is wrong with the store, in sentences; an empty list means that all of it is sound."""
@@ -201,6 +199,11 @@ class Store:
         with self._reading() as db:
             wrong += [f"the database: {said}" for (said,) in db.execute("PRAGMA integrity_check") if said != "ok"]
             versions = [at for (at,) in db.execute("SELECT version FROM versions WHERE kept ORDER BY version")]
+            for row in db.execute(PHOTOS):
+                try:
+                    photo(*row)
+                except ValueError as error:
+                    wrong.append(f"photo {row[0]}: {error}")
         for version in versions:
             try:
                 tensors, _ = self._checked(version)
@@ -219,22 +222,21 @@ class Store:
         if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
             raise ConcmError(f"cannot back up to {destination}: there is something already; choose a new folder")
         with self._writer(waiting, timeout) as db:
-            (destination / "states").mkdir(parents=True, exist_ok=True)
-            for file in (self.path / "states").iterdir():
-                if is_state_file(file):
-                    shutil.copy2(file, destination / "states" / file.name)
-            own = self.path / "backbone.safetensors"
-            if own.is_file():
-                shutil.copy2(own, destination / own.name)
             db.execute("ROLLBACK")
-            with closing(sqlite3.connect(database.file(destination))) as copy:
-                db.backup(copy)
+            with new_folder(destination) as draft:
+                (draft / "states").mkdir()
+                own = [file for file in (self.path / "states").iterdir() if is_state_file(file)]
+                for file in [*own, self.path / "backbone.safetensors"]:
+                    if file.is_file():
+                        copied(file, draft / file.relative_to(self.path))
+                with closing(sqlite3.connect(database.file(draft))) as copy:
+                    db.backup(copy)
+                database.sync(draft / "states")
 
     def evaluations(self) -> list[EvaluationRow]:
         """What was measured of the versions that led to the current one, oldest first."""
         with self._reading() as db:
-            rows = db.execute("SELECT version, created, source, result FROM evaluations ORDER BY rowid")
-            return [EvaluationRow(at, created, source, json.loads(found)) for at, created, source, found in rows]
+            return rows_of(db, EvaluationRow, EVALUATIONS)
 
     def keep_evaluation(
         self,
@@ -249,7 +251,7 @@ class Store:
             if db.execute("SELECT 1 FROM versions WHERE version = ?", (version,)).fetchone():
                 row = (version, now(), source, json.dumps(result))
                 db.execute("INSERT INTO evaluations VALUES (?, ?, ?, ?)", row)
-                db.execute("COMMIT")
+                commit(db)
 
     def undo(self, waiting: Callable[[], None] | None = None, timeout: float | None = None) -> VersionRow:
         """Step back one version exactly; its number is not used again."""
@@ -269,7 +271,7 @@ class Store:
             db.execute("UPDATE classes SET removed = NULL WHERE removed = ?", last)
             db.execute("DELETE FROM versions WHERE version = ?", last)
             line = lines(db)[-1]
-            db.execute("COMMIT")
+            commit(db)
             return line
 
     @contextmanager
@@ -299,7 +301,7 @@ class Store:
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """One read transaction: all that is read in it is of one version."""
-        with self._mutex, database.sentences(self.path):
+        with self._mutex, database.sentences(self.path), loading(database.file(self.path), *DATABASE):
             self._same()
             db = self._db or database.connect(self.path, writable=False)
             try:
@@ -325,12 +327,14 @@ class Store:
             closing(database.connect(self.path)) as db,
         ):
             self._same()
-            db.execute("BEGIN IMMEDIATE")
-            database.upgrade(db, database.schema(db, self.path))
-            db.execute("COMMIT")
+            if (version := database.schema(db, self.path)) < len(database.MIGRATIONS):
+                db.execute("BEGIN IMMEDIATE")
+                database.upgrade(db, version)
+                commit(db)
             _sweep(db, self.path)
             db.execute("BEGIN IMMEDIATE")
             try:
+                described(db, self.path)  # what is damaged is not made valid by the next change
                 yield db
             finally:
                 if db.in_transaction:

@@ -86,15 +86,19 @@ def _developed(
 ) -> list[Encoded | BrokenPicture]:
     """The pile with its waiting photos encoded, all at once."""
     waiting = [item for item in pile if isinstance(item, _Waiting)]
-    done: dict[int, Encoded] = {}
+    done: dict[int, Encoded | BrokenPicture] = {}
     if waiting:
         pixels = torch.from_numpy(np.stack([item.photo.pixels for item in waiting])).to(encoder.device)
         features = _on_all_cores(encoder, pixels).clone()  # inference tensors cannot be trained on
         for item, own in zip(waiting, features, strict=True):
+            if not own.isfinite().all():
+                done[id(item)] = BrokenPicture(item.photo.name, "has features that are no numbers in this backbone")
+                continue
             small = item.photo.thumbnail() if thumbnails else b""
             done[id(item)] = Encoded(item.photo.name, item.photo.digest, small, own)
     if cache is not None:
-        cache.put([(item.key, done[id(item)]) for item in waiting if item.key is not None])
+        fresh = [(item.key, done[id(item)]) for item in waiting]
+        cache.put([(key, own) for key, own in fresh if key is not None and isinstance(own, Encoded)])
     return [done[id(item)] if isinstance(item, _Waiting) else item for item in pile]
 
 
@@ -113,6 +117,13 @@ def _on_all_cores(encoder: Encoder, pixels: Tensor) -> Tensor:
         torch.set_num_threads(before)
 
 
+def _proof(key: bytes, digest: str, thumbnail: bytes, features: bytes) -> bytes:
+    """A digest of a row of the cache, so that a damaged one is not used."""
+    state = hashlib.blake2b(key + digest.encode(), digest_size=16)
+    state.update(len(thumbnail).to_bytes(8, "little") + thumbnail + features)
+    return state.digest()
+
+
 class FeatureCache:
     """A cache of features by file content, in the user's cache folder, so that interrupted work can go on.
 
@@ -125,19 +136,21 @@ class FeatureCache:
         self._mutex = threading.Lock()
         self._db: sqlite3.Connection | None = None
         file = cache_folder() / "features.db"
+        if file.exists() and not file.is_file():  # a pipe would be waited for
+            return
         for _ in range(2):
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 self._db = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute(
-                    "CREATE TABLE IF NOT EXISTS encoded (key BLOB PRIMARY KEY, digest TEXT, thumbnail BLOB,"
-                    " features BLOB) WITHOUT ROWID"
+                    "CREATE TABLE IF NOT EXISTS encoded_2 (key BLOB PRIMARY KEY, digest TEXT, thumbnail BLOB,"
+                    " features BLOB, proof BLOB) WITHOUT ROWID"
                 )
                 return
-            except (sqlite3.Error, OSError) as error:
+            except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
                 self.close()
-                if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_NOTADB:
+                if getattr(error, "sqlite_errorcode", 0) not in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
                     return
                 with suppress(OSError):
                     file.unlink()
@@ -148,23 +161,26 @@ class FeatureCache:
 
     def get(self, key: bytes, name: str) -> Encoded | None:
         """The features cached under this key, if there are any."""
-        with self._mutex, suppress(sqlite3.Error, ValueError, TypeError):
+        with self._mutex, suppress(sqlite3.Error, ValueError, TypeError, AttributeError):
             if self._db is not None:
                 row = self._db.execute(
-                    "SELECT digest, thumbnail, features FROM encoded WHERE key = ?", (key,)
+                    "SELECT digest, thumbnail, features, proof FROM encoded_2 WHERE key = ?", (key,)
                 ).fetchone()
-                if row is not None and row[2]:
+                if row is not None and row[3] == _proof(key, *row[:3]):
                     return Encoded(name, row[0], row[1], torch.frombuffer(bytearray(row[2]), dtype=torch.float32))
         return None
 
     def put(self, photos: list[tuple[bytes, Encoded]]) -> None:
         """Add photos to the cache."""
-        rows = [(key, own.digest, own.thumbnail, own.features.numpy().tobytes()) for key, own in photos]
-        with self._mutex, suppress(sqlite3.Error):
+        rows = []
+        for key, own in photos:
+            row = (own.digest, own.thumbnail, own.features.numpy().tobytes())
+            rows.append((key, *row, _proof(key, *row)))
+        with self._mutex, suppress(sqlite3.Error, UnicodeDecodeError):
             if self._db is not None and rows:
                 try:
                     self._db.execute("BEGIN IMMEDIATE")
-                    self._db.executemany("INSERT OR REPLACE INTO encoded VALUES (?, ?, ?, ?)", rows)
+                    self._db.executemany("INSERT OR REPLACE INTO encoded_2 VALUES (?, ?, ?, ?, ?)", rows)
                     self._db.execute("COMMIT")
                 finally:
                     if self._db.in_transaction:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 from cyclopts import App, CycloptsError
 
 from concm import __version__, progress
 from concm.cli import base, bench, corrections, lists, photos, serve
-from concm.cli.options import complain, in_options
+from concm.cli.options import complain, in_options, printable_streams
 from concm.errors import ConcmError
 
 app = App(
     name="concm",
     version=__version__,
     help="Teach an image classifier new classes from five photos and a name, without forgetting.",
+    help_epilogue="With `--debug`, every command also shows where an error came from.",
     suppress_keyboard_interrupt=False,  # `main` has a sentence for it
 )
 for command in (
@@ -47,15 +51,31 @@ class _Lines(logging.Handler):
         complain(record.getMessage())
 
 
+@contextmanager
+def _traced() -> Iterator[None]:
+    """Show where whatever goes wrong came from, also where it is told in a sentence."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
+        raise
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line: a user's mistake becomes one sentence and an exit code of 1 or 2."""
+    """Run the command line: a user's mistake becomes one sentence and an exit code of 1 or 2.
+
+    With `--debug` among the words, its traceback is shown too; that of a bug is shown in any case.
+    """
     logger = logging.getLogger("concm")
     if not any(isinstance(handler, _Lines) for handler in logger.handlers):
         logger.addHandler(_Lines())
     logger.setLevel(logging.INFO)
     progress.show()
+    printable_streams()
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        app(arguments, exit_on_error=False, print_error=True)
+        with _traced() if "--debug" in words else nullcontext():
+            app([word for word in words if word != "--debug"], exit_on_error=False, print_error=True)
     except CycloptsError:
         sys.exit(2)
     except ConcmError as error:

@@ -160,8 +160,10 @@ def features(
     from concm.evaluation.controls import average, nearest_mean
     from concm.features.extract import extract
     from concm.features.sessions import draw
+    from concm.files import refuse_stream
     from concm.report import tables as text
 
+    refuse_stream(out)
     machine.accelerator()
     encoder = load_encoder(backbone, pictures.transform(scenario), blocks=blocks, turns=turns, looks=looks)
     dataset = pictures.load(scenario, encoder.transform)
@@ -230,10 +232,12 @@ def bank(
     from concm.evaluation.controls import nearest_mean
     from concm.features.bank import Bank
     from concm.features.sessions import draw, published
+    from concm.files import refuse_stream
     from concm.progress import track
     from concm.report import tables as text
     from concm.report.figures import by_session
 
+    refuse_stream(figure)
     chosen = (Bank.load(file) if file else Bank.bundled()).vary(way=way, shot=shot, sessions=sessions)
     text.show_bank(chosen)
     shots = [published(chosen, splits)] if splits else [draw(chosen, seed + at) for at in range(draws)]

@@ -85,7 +85,7 @@ def bench(
     from concm.evaluation.controls import METHODS
     from concm.evaluation.statistics import Table
     from concm.evaluation.workers import cores
-    from concm.files import write_whole
+    from concm.files import refuse_stream, write_whole
     from concm.methods import choose, entries
     from concm.report import bench as report
     from concm.report import figures
@@ -94,6 +94,7 @@ def bench(
     at_least(1, draws=draws, seeds=seeds, jobs=1 if jobs is None else jobs)
     at_least(0, seed=seed)
     at_most(10_000, draws=draws, seeds=seeds)
+    refuse_stream(figure, leaderboard)
     chosen = Machine(device=device).accelerator()
     if beside and leaderboard is None:
         raise Misuse("`beside` goes with `leaderboard`, the page that shows those tables")

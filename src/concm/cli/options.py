@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 import sys
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
 def complain(sentence: str) -> None:
     """A line on standard error."""
     sys.stderr.write(f"concm: {sentence}\n")
+
+
+def printable_streams() -> None:
+    """Write what a terminal has no letter for, or a path that is no text, as its number instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def in_options(sentence: str, app: App) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json as js
 import sys
 import time
@@ -232,14 +233,15 @@ def show(
     json
         Print classes, history and evaluations as JSON.
     """
-    from concm.files import write_whole
+    from concm.files import is_stream, write_whole
     from concm.report import classifier as report
     from concm.report.tables import say
 
     with access.open(store) as classifier:
         if card is not None:
-            write_whole(card, report.card(classifier).encode())
-            say(f"wrote {card}")
+            write_whole(card, report.card(classifier).encode(errors="backslashreplace"))
+            if not is_stream(card):
+                say(f"wrote {card}")
         elif name is not None:
             rows = [{"number": row.id, "photo": row.label, "digest": row.digest} for row in classifier.photos(name)]
             if json:
@@ -430,8 +432,10 @@ def export(
     structure
         What the classifier knows now, the second input of that network; by default beside it.
     """
+    from concm.files import refuse_stream
     from concm.report.tables import say
 
+    refuse_stream(onnx, structure)
     with access.open(store) as classifier:
         written = classifier.export(onnx, structure)
     for path in written:
@@ -481,5 +485,6 @@ def told(classifier: Classifier, begun: float, json: bool, before: int = 0) -> N
 
 
 def _print(value: dict[str, Any], *, lines: bool = False) -> None:
-    sys.stdout.write(js.dumps(value, ensure_ascii=False, indent=None if lines else 1) + "\n")
+    narrow = codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8"  # its numbers for letters are not JSON's
+    sys.stdout.write(js.dumps(value, ensure_ascii=narrow, indent=None if lines else 1) + "\n")
     sys.stdout.flush()

@@ -16,8 +16,9 @@ MISSING_HEIF = 'it is a HEIC photo: pip install "concm[heif]"'
 
 @cache
 def readable() -> tuple[str, ...]:
-    """Those of `FORMATS` that this Pillow can read; its warning of huge pictures is dropped, they are refused here."""
+    """Those of `FORMATS` that this Pillow can read; its warnings of huge and of odd pictures are dropped."""
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
     Image.init()
     with suppress(ImportError):
         from pillow_heif import register_heif_opener

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
 import os
+import re
 import stat
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from concm.data import formats
+from concm.data.pixels import DEEP, grey, rgb, room, shrunk, square
+from concm.data.pixels import BrokenPicture as BrokenPicture
 from concm.errors import ConcmError
 from concm.files import replacing
 from concm.progress import track
@@ -26,19 +29,11 @@ from concm.progress import track
 Broken = Literal["refuse", "skip"]
 MAX_PIXELS = 89_000_000
 MAX_BYTES = 500_000_000
-PIXELS_VERSION = 3
+PIXELS_VERSION = 4
 """Version of the pixels that decoding gives; it must be raised when they change."""
 _ELSEWHERE = "; set CONCM_CACHE to a folder elsewhere"
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class BrokenPicture(ConcmError):
-    """A file that cannot be read as a picture."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name} {reason}")
-        self.reason = reason
 
 
 def cache_folder() -> Path:
@@ -50,19 +45,28 @@ def cache_folder() -> Path:
 def decode(data: bytes | Path | Image.Image, side: int) -> NDArray[np.uint8]:
     """The central square of a picture, (side, side, 3): turned upright by its EXIF data, and any mode made RGB."""
     name = str(data) if isinstance(data, Path) else "this picture"
-    known = formats.readable()
-    try:
-        if isinstance(data, Image.Image):
-            return _pixels(data, name, side)
+    if isinstance(data, Image.Image):
+        return _pixels(data, name, side)
+    with _pillow(name, data):
         if isinstance(data, Path):
             refuse_odd_file(data)
-        with Image.open(data if isinstance(data, Path) else io.BytesIO(data), formats=known) as image:
+        image = Image.open(data if isinstance(data, Path) else io.BytesIO(data), formats=formats.readable())
+    with image:
+        with _pillow(name):
             image.draft("RGB", (2 * side, 2 * side))
-            return _pixels(image, name, side)
+        return _pixels(image, name, side)
+
+
+@contextmanager
+def _pillow(name: str, data: bytes | Path = b"") -> Iterator[None]:
+    """The guard of Pillow's readers, whose failures have no common type; only they run in it."""
+    try:
+        yield
     except BrokenPicture:
         raise
     except Exception as error:
-        reason = formats.MISSING_HEIF if "HEIF" not in known and formats.is_heif(data) else _reason(error)
+        heif = "HEIF" not in formats.readable() and formats.is_heif(data)
+        reason = formats.MISSING_HEIF if heif else _reason(error)
         raise BrokenPicture(name, f"cannot be read as a picture ({reason})") from error
 
 
@@ -80,13 +84,21 @@ def _pixels(image: Image.Image, name: str, side: int) -> NDArray[np.uint8]:
         raise BrokenPicture(name, _TOO_LARGE.format(f"{image.width}×{image.height}"))
     if not image.width * image.height:
         raise BrokenPicture(name, "has no pixels")
-    frames = getattr(image, "n_frames", 1)
+    with room.taken(8 * image.width * image.height):
+        return _decoded(image, name, side)
+
+
+def _decoded(image: Image.Image, name: str, side: int) -> NDArray[np.uint8]:
+    with _pillow(name):
+        frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":  # an MPO file of a camera is one photo and a preview
         raise BrokenPicture(name, f"has {frames} frames; save the one that is meant as a separate picture")
-    turn = _TURNS.get(image.getexif().get(0x0112, 1))
-    plain = _grey(image, name, side) if image.mode in DEEP else image
-    upright = _rgb(plain if turn is None else plain.transpose(turn))
-    return np.asarray(_square(upright, side), dtype=np.uint8)
+    with _pillow(name):
+        turn = _TURNS.get(image.getexif().get(0x0112, 1))
+        image.load()
+    plain = rgb(grey(image, name, side)) if image.mode in DEEP else shrunk(image, side)
+    upright = plain if turn is None else plain.transpose(turn)
+    return np.asarray(square(upright, side), dtype=np.uint8)
 
 
 _TOO_LARGE = f"has {{}} pixels; at most {MAX_PIXELS // 10**6} million are read: scale it down"
@@ -107,46 +119,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError):
         return f"it is larger than the {MAX_PIXELS // 10**6} million pixels that are read: scale it down"
     return "not an image format" if isinstance(error, UnidentifiedImageError) else str(error)
-
-
-DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
-"""Modes of greys with more than eight bits."""
-
-
-def _grey(image: Image.Image, name: str, side: int) -> Image.Image:
-    """An eight-bit grey from a deeper one, scaled rather than clipped; a large one is shrunk on the way, for memory."""
-    values = np.asarray(image)
-    highest, lowest = float(values.max(initial=0)), float(values.min(initial=0))
-    if image.mode == "F" and not math.isfinite(highest + lowest):
-        raise BrokenPicture(name, "has values that are no numbers")
-    if lowest < 0 or highest > 65535 or (image.mode == "F" and 1 < highest <= 2):
-        raise BrokenPicture(name, f"has values from {lowest:g} to {highest:g}; they should end at 1, 255 or 65535")
-    top = 1.0 if image.mode == "F" and highest <= 1 else 65535.0
-    if image.mode in ("I", "F") and 1 < highest <= 255:
-        top = 255.0
-    block = max(1, min(values.shape) // (2 * side))
-    if block > 1:
-        height, width = (length // block * block for length in values.shape)
-        values = values[:height, :width].reshape(height // block, block, width // block, block)
-        values = values.mean((1, 3), dtype=np.float32)
-    return Image.fromarray((values.astype(np.float64).clip(0, top) / top * 255).round().astype(np.uint8))
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    """RGB from any mode of eight bits, with transparency over white."""
-    if image.has_transparency_data:
-        layers = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers).convert("RGB")
-    return image.convert("RGB")
-
-
-def _square(image: Image.Image, side: int) -> Image.Image:
-    """The central square, scaled to `side`; a picture of the right size is left untouched."""
-    short = min(image.size)
-    left, top = (image.width - short) / 2, (image.height - short) / 2
-    if image.size == (side, side):
-        return image
-    return image.resize((side, side), Image.Resampling.BICUBIC, box=(left, top, left + short, top + short))
 
 
 def in_threads(work: Callable[[T], R], items: Sequence[T], title: str) -> Iterator[R]:
@@ -183,7 +155,7 @@ def resized(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
         return pixels
 
     def scaled(row: int) -> NDArray[np.uint8]:
-        return np.asarray(_square(Image.fromarray(pixels[row]), side))
+        return np.asarray(square(Image.fromarray(pixels[row]), side))
 
     return _stored(hashlib.blake2b(pixels.tobytes()).hexdigest(), side, scaled, len(pixels), "refuse")[0]
 
@@ -195,21 +167,24 @@ def _stored(
     key = hashlib.blake2b(f"{PIXELS_VERSION}:{side}:{content}".encode(), digest_size=16).hexdigest()
     folder = cache_folder()
     file, notes = folder / f"{key}.npy", folder / f"{key}.json"
-    entry = _read(file, notes)
+    entry = _read(file, notes, (count, side, side, 3))
     if entry is None:
         _decode_all(work, count, side, broken, file, notes)
-        entry = _read(file, notes)
+        entry = _read(file, notes, (count, side, side, 3))
         if entry is None:
             raise ConcmError(f"the cache file {file} cannot be read back; delete it, or set CONCM_CACHE elsewhere")
     pixels, skipped = entry
     return pixels[: count - len(skipped)], skipped
 
 
-def _read(file: Path, notes: Path) -> tuple[NDArray[np.uint8], dict[int, str]] | None:
-    try:
-        return np.load(file, mmap_mode="r"), {int(row): why for row, why in json.loads(notes.read_text())["skipped"]}
-    except (OSError, ValueError, KeyError, EOFError):
-        return None
+def _read(file: Path, notes: Path, shape: tuple[int, ...]) -> tuple[NDArray[np.uint8], dict[int, str]] | None:
+    """A cache entry; none if it is missing or damaged in whatever way."""
+    with suppress(OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, MemoryError):
+        pixels = np.load(file, mmap_mode="r")
+        skipped = {int(row): str(why) for row, why in json.loads(notes.read_bytes())["skipped"]}
+        if pixels.shape == shape and pixels.dtype == np.uint8 and set(skipped) <= set(range(shape[0])):
+            return pixels, skipped
+    return None
 
 
 def _refusal(why: str) -> ConcmError:
@@ -256,10 +231,11 @@ def _digests(paths: Sequence[Path]) -> str:
             status = path.stat()
         except FileNotFoundError as error:
             raise ConcmError(f"no picture at {path}") from error
-        stamps.update(f"{os.path.abspath(path)}:{status.st_size}:{status.st_mtime_ns}\n".encode())
+        stamps.update(os.fsencode(f"{os.path.abspath(path)}:{status.st_size}:{status.st_mtime_ns}\n"))
     ledger = cache_folder() / f"digest-{stamps.hexdigest()}"
-    if ledger.exists() and len(known := ledger.read_text()) == 32:
-        return known
+    with suppress(OSError, UnicodeDecodeError):
+        if re.fullmatch("[0-9a-f]{32}", known := ledger.read_text(encoding="ascii")):
+            return known
     together = hashlib.blake2b(digest_size=16)
 
     def content(path: Path) -> bytes:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concm.errors import ConcmError
+from concm.errors import loading
+
+CIFAR = ("CIFAR batch file", "download cifar-100-python again")
 
 
 class _Kind:
@@ -71,7 +74,18 @@ _ADMITTED: dict[tuple[str, str], Any] = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """The unpickler that is written in Python: no number in a file makes it take memory for what does not come."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+
+    def load_bytearray8(self: Any) -> None:
+        """A byte array, of as many bytes as there are."""
+        size = int.from_bytes(self.read(8), "little")
+        self.append(bytearray(self.read(size)))
+
+    dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ADMITTED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
@@ -80,12 +94,9 @@ class _Unpickler(pickle.Unpickler):
 
 def read_batch(path: Path) -> dict[str, Any]:
     """One CIFAR batch file as {key: value}, keys as text, whichever Python wrote it."""
-    try:
-        with path.open("rb") as file:
-            batch = _Unpickler(file, encoding="bytes").load()
+    with loading(path, *CIFAR):
+        batch = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
         return {
             key.decode() if isinstance(key, bytes) else str(key): value.value if isinstance(value, _Array) else value
             for key, value in batch.items()
         }
-    except Exception as error:
-        raise ConcmError(f"{path} is not a CIFAR batch file ({error}); download cifar-100-python again") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from concm.data.pickles import read_batch
-from concm.errors import ConcmError
+from concm.data.pickles import CIFAR, read_batch
+from concm.errors import ConcmError, loading
 
 SUFFIXES = {
     *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"),
@@ -66,30 +67,39 @@ def find_source(root: Path, *, splits: Path | None = None, test_share: float = 0
 
 def _cifar(folder: Path) -> Source:
     meta = read_batch(folder / "meta")
-    classes = [name.decode() if isinstance(name, bytes) else str(name) for name in meta["fine_label_names"]]
+    with loading(folder / "meta", *CIFAR):
+        classes = [name.decode() if isinstance(name, bytes) else str(name) for name in meta["fine_label_names"]]
 
     def part(name: str) -> Pictures:
         batch = read_batch(folder / name)
         if not batch.keys() >= {"data", "fine_labels"}:
             raise ConcmError(f"{folder / name} is not a CIFAR-100 batch: it has no data or no fine_labels")
-        labels = batch["fine_labels"]
-        # Positions, not file names: the published index lists count in this order.
-        ids = [str(position) for position in range(len(labels))]
-        pixels = np.ascontiguousarray(np.asarray(batch["data"]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-        return Pictures(ids=ids, keys=[classes[label] for label in labels], pixels=pixels)
+        with loading(folder / name, *CIFAR):
+            labels = [int(label) for label in batch["fine_labels"]]
+            pixels = np.asarray(batch["data"]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+            if len(pixels) != len(labels) or pixels.dtype != np.uint8 or not set(labels) <= set(range(len(classes))):
+                raise ValueError(f"{len(pixels)} pictures and {len(labels)} labels do not fit {len(classes)} classes")
+            # Positions, not file names: the published index lists count in this order.
+            ids = [str(position) for position in range(len(labels))]
+            keys = [classes[label] for label in labels]
+            return Pictures(ids=ids, keys=keys, pixels=np.ascontiguousarray(pixels))
 
     return Source(part("train"), part("test"))
 
 
 def _cub(folder: Path) -> Source:
     def column(name: str) -> list[str]:
-        return [line.split()[1] for line in (folder / name).read_text().splitlines() if line.strip()]
+        with loading(folder / name, "list of CUB", "download CUB again"):
+            lines = (folder / name).read_text(encoding="utf-8").splitlines()
+            return [line.split()[1] for line in lines if line.strip()]
 
     chosen = {"1": _Builder(folder / "images"), "0": _Builder(folder / "images")}
     names, flags = column("images.txt"), column("train_test_split.txt")
     if len(names) != len(flags) or not set(flags) <= {"0", "1"}:
         raise ConcmError(f"{folder}: images.txt and train_test_split.txt do not fit together; download CUB again")
     for image, flag in zip(names, flags, strict=True):
+        if Path(image).is_absolute() or ".." in Path(image).parts:
+            raise ConcmError(f"{folder / 'images.txt'} names {image}, which is not in its folder; download CUB again")
         chosen[flag].add(image, Path(image).parent.name, folder / "images" / image)
     return Source(chosen["1"].done(), chosen["0"].done())
 
@@ -100,13 +110,18 @@ def _listed(root: Path, lists: Path) -> Source:
 
     def part(name: str) -> Pictures:
         builder = _Builder(root)
-        with (lists / name).open(newline="") as file:
-            rows = csv.DictReader(file)
+        with (
+            loading(lists / name, "list of pictures", "it should be a CSV file of the columns filename and label"),
+            (lists / name).open(newline="", encoding="utf-8") as file,
+        ):
+            rows = csv.DictReader(file, strict=True)
             if not {"filename", "label"} <= set(rows.fieldnames or ()):
                 raise ConcmError(f"{lists / name} should begin with the line filename,label")
             for row in rows:
+                if not row["filename"] or not row["label"]:
+                    raise ValueError(f"line {rows.line_num} has no file name or no label")
                 if row["filename"] not in where:
-                    raise ConcmError(f"{lists / name} lists {row['filename']}, which is nowhere under {root}")
+                    raise ConcmError(f"{lists / name} lists {row['filename']:.100}, which is nowhere under {root}")
                 builder.add(row["filename"], row["label"], where[row["filename"]])
         return builder.done()
 
@@ -159,6 +174,12 @@ def pictures_under(folder: Path) -> Iterator[Path]:
                 yield Path(at, name)
 
 
+def text(name: str) -> str:
+    """The name of a file or folder as text in its normal form (NFC), with bytes that are no text as their numbers."""
+    whole = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return unicodedata.normalize("NFC", whole)
+
+
 class _Builder:
     """Collects the pictures of one part."""
 
@@ -169,8 +190,8 @@ class _Builder:
         self._paths: list[Path] = []
 
     def add(self, name: str, key: str, path: Path) -> None:
-        self.ids.append(name)
-        self._keys.append(key)
+        self.ids.append(text(name))
+        self._keys.append(text(key))
         self._paths.append(path)
 
     def done(self) -> Pictures:

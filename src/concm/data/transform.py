@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING
+
+from concm.errors import Misuse
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Triple = tuple[float, float, float]
+LARGEST = 4096
+"""Pixels of a side; a file cannot ask for pictures that fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,12 @@ class Transform:
     resize: int
     mean: Triple
     std: Triple
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= self.resize <= LARGEST:
+            raise Misuse(f"pictures are scaled to {self.resize} pixels and cut to {self.size}: not from 1 to {LARGEST}")
+        if not all(isfinite(value) for value in (*self.mean, *self.std)) or not all(self.std):
+            raise Misuse("a transform of pictures needs means that are numbers, and deviations other than 0")
 
     def normalise(self, images: Tensor) -> Tensor:
         """(n, 3, h, w) of 0..1 → normalised, in the same dtype."""

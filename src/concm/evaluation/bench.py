@@ -120,7 +120,11 @@ def finish(tasks: Sequence[Task], source: BankSource, bank: Bank, out: Path, *, 
                 in_processes(_work, [(source, *job) for job in todo], listen, at_once=jobs)
         except KeyboardInterrupt as error:
             raise ConcmError(f"interrupted; finished runs are in {out}, the same command does the rest") from error
-    return [Result.load(place) for place in places]
+    results = [Result.load(place) for place in places]
+    for result, place in zip(results, places, strict=True):
+        if result.heading.place(out) != place:
+            raise ConcmError(f"{place} is the result of another run; delete it, and the run is done again")
+    return results
 
 
 def run_in_memory(

@@ -16,7 +16,7 @@ import torch
 
 from concm import __version__
 from concm.data.scenarios import Scenario
-from concm.errors import ConcmError
+from concm.errors import ConcmError, loading
 from concm.features.bank import Bank
 from concm.files import write_whole
 from concm.methods import Choice
@@ -185,24 +185,31 @@ class Result:
     @classmethod
     def load(cls, path: Path) -> Result:
         """Read it back; one whose summary does not follow from its sessions is refused."""
-        try:
+        with loading(path, "whole result file", "delete it, and the run is done again"):
             data = json.loads(path.read_text(encoding="utf-8"))
             schema = data["heading"]["schema"]
             if schema != SCHEMA:
                 raise ConcmError(f"{path} has result schema {schema}, this version reads {SCHEMA}")
             result = from_json(cls, data)
-            whole = len(result.sessions) == result.heading.cut.sessions + 1
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConcmError(f"{path} is not a whole result file; delete it, and the run is done again") from error
-        if not whole or not _follows(result):
-            raise ConcmError(f"{path} is not a whole result file; delete it, and the run is done again")
-        return result
+            if len(result.sessions) != result.heading.cut.sessions + 1 or not result.sessions:
+                raise ValueError(f"it has {len(result.sessions)} sessions")
+            if not all(map(_whole, result.sessions)) or not _follows(result):
+                raise ValueError("its figures do not fit each other")
+            return result
+
+
+def _whole(session: Figures) -> bool:
+    """Whether the figures of a session are of as many classes as it says."""
+    curve = session.trade_off
+    return len(session.confusion) == session.classes and (
+        curve is None or len(curve.bias) == len(curve.base) == len(curve.novel) > 0
+    )
 
 
 def _follows(result: Result) -> bool:
     """Whether the summary is that of the sessions, so that an edited figure is not believed."""
     again, told = Summary.of(result.sessions), result.summary
-    return all(
+    return "device" in result.heading.environment and all(
         abs(getattr(again, name) - getattr(told, name)) < 1e-6
         for name in ("base_acc", "ahm", "fa", "pd", "nacc", "ber")
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from concm.errors import ConcmError
+from concm.errors import loading
 from concm.evaluation import published
 from concm.evaluation.results import ClassMeans, Curve, Cut, Result
 from concm.features.bank import Bank
@@ -281,12 +281,8 @@ class Table:
     @classmethod
     def load(cls, path: Path) -> Table:
         """Read it back."""
-        try:
+        with loading(path, "table of `concm bench --json`", "make it again with this version"):
             return from_json(cls, json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise ConcmError(
-                f"{path} is no table of `concm bench --json`, or one of another version ({error})"
-            ) from error
 
     def comparable(self, bank: Bank) -> bool:
         """Whether it is of the same scenario and cut as the bank's will be; draws that both have are compared."""

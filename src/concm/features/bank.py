@@ -216,7 +216,7 @@ class Bank:
         """The same features under other ways, shots or a smaller number of sessions."""
         scenario = self.scenario.vary(way=way, shot=shot, sessions=sessions)
         classes = len(scenario.keys)
-        fewest = _fewest(self.novel.labels, scenario)
+        fewest = fewest_candidates(self.novel.labels, scenario)
         if fewest < scenario.shot:
             raise Misuse(f"this bank has {fewest} candidates for some novel class, so `shot` can be at most {fewest}")
         novel, test = (part.where(part.labels < classes) for part in (self.novel, self.test))
@@ -232,7 +232,7 @@ class Bank:
 _KINDS = ("features", "labels", "views", "held")
 
 
-def _fewest(labels: Tensor, scenario: Scenario) -> int:
+def fewest_candidates(labels: Tensor, scenario: Scenario) -> int:
     """Number of candidates of the novel class that has fewest."""
     counts = torch.bincount(labels, minlength=len(scenario.keys))[scenario.base : len(scenario.keys)]
     return int(counts.min()) if len(counts) else scenario.shot

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from concm.errors import ConcmError
 from concm.features.bank import Bank
+from concm.files import text_of
 
 if TYPE_CHECKING:
     from concm.backbones.encoder import Encoder
@@ -112,7 +113,7 @@ def published(bank: Bank, splits: Path) -> Shots:
         file = splits / f"session_{session + 1}.txt"
         if not file.is_file():
             raise ConcmError(f"no index list at {file}; `splits` takes the folder that holds session_2.txt and on")
-        for line in file.read_text().split():
+        for line in text_of(file, "index list", "get another copy").split():
             rows = find(line)
             if len(rows) != 1:
                 count = f"{len(rows)} candidates of this bank have that name"
@@ -140,7 +141,7 @@ class _Finder:
             tail = "/".join(parts[at:])
             if tail in self.row_of:
                 return [self.row_of[tail]]
-        return self.rows_called.get(parts[-1], [])
+        return self.rows_called.get(PurePosixPath(line).name, [])
 
 
 def sessions(bank: Bank, shots: Shots) -> Iterator[Session]:

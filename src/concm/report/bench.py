@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from concm.errors import Misuse, at_least, at_most
 from concm.evaluation.bench import run_in_memory
@@ -205,13 +206,13 @@ def show(found: Table) -> None:
             backbone,
             f"{row.base_acc:.2f}",
             *(f"{value:.1f}" for value in row.hm),
-            f"[bold]{row.ahm:.2f}[/bold] ±{row.ahm_std:.2f}",
-            f"[bold]{row.fa:.2f}[/bold] ±{row.fa_std:.2f}",
+            Text.assemble((f"{row.ahm:.2f}", "bold"), f" ±{row.ahm_std:.2f}"),
+            Text.assemble((f"{row.fa:.2f}", "bold"), f" ±{row.fa_std:.2f}"),
             *(f"{value:.2f}" for value in (row.pd, row.nacc, row.ber)),
         )
     if found.published:
         table.add_section()
-        table.add_row("[dim]published (one draw)[/dim]")
+        table.add_row(Text("published (one draw)", "dim"))
     for entry in found.published:
         figures = (entry.base_acc, *entry.hm, entry.ahm, entry.fa)
         digits = (2, *(1 for _ in entry.hm), 2, 2)

@@ -7,8 +7,6 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rich.markup import escape
-
 from concm.backbones.encoder import Identity
 from concm.classifier.classifier import Classifier
 from concm.classifier.evaluation import Evaluation
@@ -35,7 +33,7 @@ def show_classes(classifier: Classifier) -> None:
     say(f"{classifier.path}: version {classifier.version}, backbone {meta['backbone']} ({meta['encoder']['weights']})")
     classes = ruled("class", "photos", "since version", "learned", title="")
     for row in classifier.classes:
-        classes.add_row(escape(row.name), str(row.photos), str(row.added), "base" if row.base else "later")
+        classes.add_row(row.name, str(row.photos), str(row.added), "base" if row.base else "later")
     print_whole(classes)
     for sentence in reasons(classifier):
         say(sentence)
@@ -43,7 +41,7 @@ def show_classes(classifier: Classifier) -> None:
     history.columns[-1].justify = "left"
     for line in classifier.history:
         figures = (str(line.classes), str(line.photos))
-        history.add_row(str(line.version), _when(line.created), line.action, *figures, escape(line.detail))
+        history.add_row(str(line.version), _when(line.created), line.action, *figures, line.detail)
     print_whole(history)
 
 
@@ -67,9 +65,9 @@ def reasons(classifier: Classifier) -> list[str]:
 
 def show_photos(name: str, rows: Sequence[Mapping[str, object]]) -> None:
     """The photos of a class, with the numbers by which they can be removed or moved."""
-    table = ruled("photo", "number", title=escape(name))
+    table = ruled("photo", "number", title=name)
     for row in rows:
-        table.add_row(escape(str(row["photo"])), str(row["number"]))
+        table.add_row(str(row["photo"]), str(row["number"]))
     print_whole(table)
 
 

@@ -19,18 +19,18 @@ from concm.features.bank import Bank, Part
 from concm.methods import Entry
 from concm.semantics.semantics import Meaning
 
-out = Console(highlight=False, soft_wrap=True, emoji=False)
+out = Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
 
 
 def say(sentence: str) -> None:
     """Print a line."""
-    out.print(sentence, markup=False)
+    out.print(sentence)
 
 
 def print_whole(table: Table) -> None:
     """Print a table at its full width, however narrow the terminal: a cut figure is no figure."""
     width = Measurement.get(out, out.options.update(max_width=1000), table).maximum
-    Console(highlight=False, emoji=False, width=max(width, out.width)).print(table)
+    Console(highlight=False, emoji=False, markup=False, width=max(width, out.width)).print(table)
 
 
 def ruled(*columns: str, title: str | None = None) -> Table:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from concm.errors import ConcmError
+from concm.errors import ConcmError, in_a_line
 from concm.semantics.plurals import singulars
 
 Vector = NDArray[np.float32]
@@ -101,9 +101,12 @@ class TextFile:
 
     def _numbers(self, values: Sequence[bytes], place: str) -> Vector:
         try:
-            return np.array([float(value) for value in values], np.float32)
+            found = np.array([float(value) for value in values], np.float32)
         except ValueError as error:
-            raise self._malformed(f"{place}: {error}") from error
+            raise self._malformed(f"{place}: {in_a_line(error)}") from error
+        if not np.isfinite(found).all():
+            raise self._malformed(f"{place} has values that are no numbers")
+        return found
 
     def _malformed(self, why: str) -> ConcmError:
         return ConcmError(

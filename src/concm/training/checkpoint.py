@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from concm.errors import ConcmError, in_a_line
+from concm.errors import ConcmError, loading
 from concm.files import load_tensors, save_tensors
 
 KIND = "concm-training-1"
@@ -24,24 +25,41 @@ def save(path: Path, model: nn.Module, optimizer: torch.optim.SGD, meta: dict[st
     save_tensors(path, KIND, tensors, meta)
 
 
-def load(path: Path, model: nn.Module, optimizer: torch.optim.SGD, meta: dict[str, Any]) -> tuple[int, float]:
-    """Restore the state and return its step and the seconds spent so far; another run's checkpoint is refused."""
+def load(
+    path: Path, model: nn.Module, optimizer: torch.optim.SGD, meta: dict[str, Any], steps: int
+) -> tuple[int, float, dict[str, float]]:
+    """Restore the state and return its step, the seconds spent so far and the losses of the epoch that it is in.
+
+    Another run's checkpoint is refused.
+    """
     tensors, saved = load_tensors(path, KIND)
     for what, value in meta.items():
         if saved.get(what) != value:
             raise ConcmError(f"{path} belongs to another run: its {what} is {_differs(saved.get(what), value)}")
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "momentum": {}}
-    for name, tensor in tensors.items():
-        part, _, key = name.partition("/")
-        parts[part][key] = tensor
-    try:
-        model.load_state_dict(parts["model"])
-    except RuntimeError as error:
-        raise ConcmError(f"{path} does not fit this backbone: {in_a_line(error)}") from error
-    for name, parameter in model.named_parameters():
-        if name in parts["momentum"]:
-            optimizer.state[parameter]["momentum_buffer"] = parts["momentum"][name].to(parameter.device)
-    return int(saved["step"]), float(saved["seconds"])
+    with loading(path, "checkpoint", "delete it to begin anew"):
+        step, seconds = saved["step"], float(saved["seconds"])
+        if not isinstance(step, int) or not 0 < step <= steps or not 0 <= seconds < math.inf:
+            raise ValueError(f"it is at step {step} of {steps}, after {seconds} seconds")
+        for name, value in tensors.items():
+            if not value.isfinite().all():
+                raise ValueError(f"{name} has values that are no numbers")
+        _restore(model, optimizer, _under("model/", tensors), _under("momentum/", tensors))
+        return step, seconds, {str(name): float(value) for name, value in saved.get("losses", {}).items()}
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _restore(
+    model: nn.Module, optimizer: torch.optim.SGD, weights: dict[str, Tensor], momenta: dict[str, Tensor]
+) -> None:
+    model.load_state_dict(weights)
+    parameters = dict(model.named_parameters())
+    for name, momentum in momenta.items():
+        if momentum.shape != parameters[name].shape:
+            raise ValueError(f"the momentum of {name} is {tuple(momentum.shape)}")
+        optimizer.state[parameters[name]]["momentum_buffer"] = momentum.to(parameters[name])
 
 
 def _differs(saved: object, wanted: object) -> str:

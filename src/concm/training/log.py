@@ -7,11 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from concm.errors import ConcmError, Misuse
@@ -21,16 +22,20 @@ from concm.files import write_whole
 class Meter:
     """Sums losses on the device, so that only the end of an epoch waits for them, and counts pictures."""
 
-    def __init__(self, start: int, an_epoch: int, batch: int, before: float) -> None:
+    def __init__(self, start: int, an_epoch: int, batch: int, before: float, losses: dict[str, float]) -> None:
         self.start, self.an_epoch, self.batch, self.before = start, an_epoch, batch, before
         self._begun = time.perf_counter()
-        self._sums: dict[str, Tensor] = {}
-        self._count = 0
+        self._sums = {name: torch.tensor(value) for name, value in losses.items()}
+        self._count = start % an_epoch if losses else 0
+
+    def losses(self) -> dict[str, float]:
+        """The sums since the last row, with which an interrupted epoch goes on."""
+        return {name: float(value) for name, value in self._sums.items()}
 
     def add(self, losses: dict[str, Tensor]) -> None:
         """Add the losses of one step."""
         for name, value in losses.items():
-            self._sums[name] = self._sums.get(name, 0) + value.detach()
+            self._sums[name] = value.detach() + self._sums.get(name, 0)
         self._count += 1
 
     @property
@@ -64,7 +69,7 @@ class Log:
         if self.writes:
             self.out.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, "".join(self._kept()).encode())
-            self.file = self.path.open("a")
+            self.file = self.path.open("a", encoding="utf-8")
 
     def __exit__(self, *error: object) -> None:
         if self.writes:
@@ -74,13 +79,12 @@ class Log:
 
     def _kept(self) -> Iterator[str]:
         """Rows of earlier parts of this run up to its checkpoint; later epochs are run again."""
-        rows = self.path.read_text().splitlines(keepends=True) if self.start and self.path.exists() else []
-        for row in rows:
-            try:
-                if json.loads(row)["step"] <= self.start:
-                    yield row
-            except (ValueError, KeyError):  # a row that a crash cut off
-                continue
+        if not self.start or not self.path.is_file():
+            return
+        for row in self.path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+            with suppress(ValueError, LookupError, TypeError, RecursionError):  # a row that a crash cut off
+                if 0 < json.loads(row)["step"] <= self.start:
+                    yield row.rstrip("\n") + "\n"
 
     def write(self, row: dict[str, Any]) -> None:
         """Write the row of one epoch."""

@@ -93,12 +93,14 @@ class BaseRun:
             "backbone": self.backbone,
             "recipe": self.described,
         }
-        start, before = checkpoint.load(file, model, optimizer, identity) if resume else (0, 0.0)
+        start, before, sums = 0, 0.0, dict[str, float]()
+        if resume:
+            start, before, sums = checkpoint.load(file, model, optimizer, identity, steps)
         # CUDA graphs, because a step is hundreds of small kernels and launching each costs time.
         step_of: Any = torch.compile(model, dynamic=False, mode="reduce-overhead") if self.compiled else model
         wrapped, wrapped_optimizer = fabric.setup(step_of, optimizer)
         feed = Feed(self.dataset.base, fabric.device, resident=self.resident)
-        meter = Meter(start, an_epoch, self.batch, before)
+        meter = Meter(start, an_epoch, self.batch, before, sums)
         saved = time.perf_counter()
         log = Log(self.out, fabric.is_global_zero, self.tensorboard, start)
         with interruptible() as stop, log, bar(transient=False) as progress:
@@ -120,7 +122,7 @@ class BaseRun:
                 if stopping or done == steps or time.perf_counter() - saved > CHECKPOINT_SECONDS:
                     saved = time.perf_counter()
                     if fabric.is_global_zero:
-                        state = {**identity, "step": done, "seconds": meter.seconds}
+                        state = {**identity, "step": done, "seconds": meter.seconds, "losses": meter.losses()}
                         checkpoint.save(file, model, optimizer, state)
                     if stopping:
                         raise Interrupted(f"interrupted at step {done} of {steps}")

@@ -1,0 +1,44 @@
+"""What a store was made with: all that its features depend on, as its database records it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from concm.backbones.encoder import Identity
+from concm.classifier import database
+from concm.classifier.store import Store
+from concm.errors import ConcmError, loading
+from concm.files import has_digest
+from concm.records import from_json, to_json
+
+
+@dataclass(frozen=True)
+class Made:
+    """The backbone's name, the encoder's identity, the seed, concm's version, and a digest of the backbone's file.
+
+    There is such a file in the store if the backbone was trained with concm. `rehearsal` has how well each trust in
+    names did.
+    """
+
+    backbone: str
+    encoder: Identity
+    seed: int
+    concm: str
+    file: str | None = None
+    rehearsal: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, store: Store) -> Made:
+        """What a store says of itself."""
+        with loading(database.file(store.path), "database of a store", "put a copy of the folder in its place"):
+            encoder = to_json(Identity.read(store.meta["encoder"]))
+            made = from_json(cls, {**store.meta, "encoder": encoder})
+            if not 0 <= made.seed < 2**63:
+                raise ValueError(f"its seed is {made.seed}")
+            return made
+
+    def check(self, file: Path) -> None:
+        """Refuse a backbone's file that is not the one that was written."""
+        if self.file is not None and not has_digest(file.read_bytes(), self.file):
+            raise ConcmError(f"{file} is damaged: it is not the backbone file that was written")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,51 +20,40 @@ import numpy as np
 from concm.evaluation.bench import BankSource, finish, tasks_of
 from concm.evaluation.statistics import rows
 from concm.evaluation.workers import cores
+from concm.features.bank import Bank, Part
 
 CHANGES = [
     "whitening=none",
-    "whitening=3",
-    "whitening=30",
-    "calibrate=false",
-    "alpha=0.5",
-    "alpha=0.6",
-    "alpha=0.8",
-    "alpha=0.9",
-    "calibration.own_logit=1",
-    "calibration.steps=30",
-    "calibration.steps=300",
+    "whitening=1",
+    "whitening=10",
+    "calibrate=none",
+    "calibrate=network",
+    "named=false",
+    "trust=0.5",
     "views=false",
-    "spread=own",
-    "noise=1",
-    "noise=2",
-    "noise=4",
-    "around=prototype",
-    "replay=0",
-    "replay=1",
-    "structure=learned",
-    "structure=random",
-    "structure=greedy",
-    "structure=fixed,total=60",
-    "loss=match+scl",
-    "loss=match+contrast",
-    "scale=1",
-    "scale=8",
-    "scale=32",
-    "hidden=2048",
-    "base_steps=10",
-    "base_steps=100",
-    "steps=10",
-    "steps=40",
-    "steps=100",
-    "prototypes=0",
-    "prototypes=0.5",
+    "noise=3",
+    "heads=1",
     "prototypes=1",
-    "novel_bias=0",
-    "novel_bias=0.03",
-    "novel_bias=0.05",
-    "novel_bias=0.09",
-    "novel_bias=0.11",
+    "prototypes=0.7",
+    "lean=base",
+    "lean=novel",
 ]
+
+
+def _first_reading(path: Path, out: Path) -> Path:
+    """A bank with the first reading alone, as if one block had been read."""
+    bank = Bank.load(path)
+    width = bank.layout[0]
+
+    def cut(part: Part) -> Part:
+        views = None if part.views is None else part.views[..., :width]
+        return replace(part, features=part.features[:, :width], views=views)
+
+    parts = {name: cut(part) for name, part in bank.parts.items()}
+    encoder = replace(bank.encoder, blocks=1, turns=1, layout=())
+    cut_path = out / f"{path.stem}-last-block.safetensors"
+    replace(bank, encoder=encoder, mean=bank.mean[:, :width], std=bank.std[:, :width], **parts).save(cut_path)
+    return cut_path
 
 
 def main() -> None:
@@ -72,13 +62,15 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--out", type=Path, help="keep the result files here")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--last-block", action="store_true", help="leave out all readings but the first")
     parser.add_argument("changes", nargs="*", default=CHANGES)
     options = parser.parse_args()
     out = options.out or Path(tempfile.mkdtemp())
-    labels = ["concm", *(f"concm:{change}" for change in options.changes), "ncm", "ncm_bias"]
+    out.mkdir(parents=True, exist_ok=True)
+    labels = ["concm", *(f"concm:{change}" for change in options.changes), "ncm_metric", "ncm"]
     found = []
     for path in options.banks:
-        source = BankSource(file=path)
+        source = BankSource(file=_first_reading(path, out) if options.last_block else path)
         tasks = tasks_of(labels, draws=options.draws, seeds=1, seed=0, splits=None, device="cpu")
         found.append(rows(finish(tasks, source, source.bank(), out, jobs=cores())))
     table: list[dict[str, Any]] = []

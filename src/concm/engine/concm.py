@@ -1,7 +1,6 @@
 """ConCM (ICLR 2026), Algorithm 1: calibrated prototypes, a structure re-matched at every session, a small projector.
 
-CIFAR-100 from the bundled bank, 8 sessions: AHM 61.76, FA 60.25 in 7 seconds on one CPU core (mean of 5 draws;
-docs/results/bench.json).
+CIFAR-100 from the bundled bank, 8 sessions: AHM 63.84, FA 61.71 (mean of 5 draws; docs/results/ablation.json).
 
 Nothing here depends on how many classes or sessions are still to come, except in variants that ask for it.
 """
@@ -226,8 +225,9 @@ class Engine(Stateful):
             strange = ~kinship(known, names, self.pool).any(1)
         else:
             strange = ~known.classes(names)[1].any(1)
+        said = "means nothing" if self.prior is not None else "has no attributes"
         self.remarks += [
-            f"{name!r} means nothing here: its prototype is that of its images alone"
+            f"{name!r} {said} here: its prototype is that of its images alone"
             for name, nothing in zip(names, strange.tolist(), strict=True)
             if nothing
         ]

@@ -35,7 +35,7 @@ from concm.classifier.folder import refuse_foreign, refuse_unwritable
 from concm.classifier.folders import Nested, Similar, beside, refuse_similar
 from concm.classifier.lesson import Lesson
 from concm.classifier.made import Made
-from concm.classifier.photos import Picture, by_class, printable
+from concm.classifier.photos import Picture, by_class, checked_name, printable
 from concm.classifier.prediction import Known, Prediction, Predictions, check_rate, listed, many, whole
 from concm.classifier.rehearsal import Plan, rehearse
 from concm.classifier.rows import ClassRow, PhotoRow, VersionRow, state_file
@@ -47,6 +47,7 @@ from concm.engine.concm import Engine
 from concm.engine.operating import Lean
 from concm.engine.settings import Settings
 from concm.errors import ConcmError, Misuse, loading
+from concm.features.sessions import Session
 from concm.files import content_digest
 from concm.records import from_json, to_json
 
@@ -263,6 +264,30 @@ class Classifier:
             self._write(change, lesson, new=new, base=False)
             self._commit(change, "learn", str(lesson), engine, known.confidence)
         self.remarks = lesson.remarks + engine.remarks[said:]
+        return self
+
+    def learn_name(self, name: str) -> Classifier:
+        """Learn a class by its name alone, before its first photo: it is expected to look like its kin.
+
+        `classes` shows it with no photos until there are some. A name that has no kin among the base classes says
+        nothing, and is refused.
+        """
+        name = checked_name(name)
+        with self.store.writing(self._waiting, self._wait) as change:
+            known = self._load()
+            refuse_similar([name], known.engine.names, "refuse")
+            if name in known.engine.names:
+                raise Misuse(f"there is a class {name!r} already")
+            if not known.engine.imagines(name):
+                raise Misuse(f"the name {name!r} says nothing of how such things look here: it takes photos")
+            first = len(known.engine.names)
+            nothing = torch.empty(0, known.dimension), torch.empty(0, dtype=torch.long)
+            layout = self._encoder.layout
+            index = len(self.store.history())
+            known.engine.learn(Session(index, range(first, first + 1), (name,), *nothing, layout=layout))
+            change.add_class(name, base=False)
+            self._commit(change, "learn", f"{name} (by its name)", known.engine, known.confidence)
+        self.remarks = []
         return self
 
     def forget(self, name: str) -> Classifier:

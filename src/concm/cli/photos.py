@@ -115,6 +115,7 @@ def learn(
     what: str,
     /,
     *images: str,
+    by_name: bool = False,
     broken: Broken = "refuse",
     duplicates: Duplicates = "refuse",
     nested: Nested = "refuse",
@@ -133,6 +134,8 @@ def learn(
         followed by its photos.
     images
         Photos of that class: files, folders and globs.
+    by_name
+        Teach the class by its name alone, before its first photo: it is expected to look like its kin.
     broken
         What to do with files that cannot be read as pictures.
     duplicates
@@ -146,14 +149,20 @@ def learn(
     """
     from concm.classifier.folders import is_list
 
-    if not images and not Path(what).is_dir() and not is_list(what):
+    if by_name and images:
+        raise Misuse("`by_name` teaches a class without photos, and photos are given")
+    if not by_name and not images and not Path(what).is_dir() and not is_list(what):
         raise Misuse(f"no folder at {what}; give a folder of class folders, or a class name and then its photos")
     with access.open(store) as classifier:
         from concm.classifier.photos import find_photos
 
         begun, before = time.perf_counter(), classifier.version
         given = {what: find_photos(images)} if images else what
-        classifier.learn(given, broken=broken, duplicates=duplicates, nested=nested, similar_names=similar_names)
+        ways: dict[str, Any] = {"duplicates": duplicates, "nested": nested, "similar_names": similar_names}
+        if by_name:
+            classifier.learn_name(what)
+        else:
+            classifier.learn(given, broken=broken, **ways)
         told(classifier, begun, json, before)
 
 

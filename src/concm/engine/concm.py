@@ -136,6 +136,12 @@ class Engine(Stateful):
                 self._borrow(range(label, label + 1))
         self._match(self.settings.steps, session=1)
 
+    def imagines(self, name: str) -> bool:
+        """Whether the name of a class says how such things look, so that it can be learned without an image."""
+        if self.prior is None or not self.settings.trust:
+            return False
+        return bool(kinship(self.semantics.learn([name]), [name], self.pool).any())
+
     def _shown(self, session: AnySession) -> AnySession:
         """The session without its views, where they do not count."""
         return session if self.settings.views else replace(session, views=None)

@@ -156,7 +156,6 @@ STATES = {
     "wild held-out labels": put("engine.memory.held_labels", lambda value: value + 10**12),
     "fewer held-out photos": put("engine.memory.held", lambda value: value[:-1].contiguous()),
     "fewer means": put("engine.memory.apart", lambda value: value[:-1].contiguous()),
-    "a metric of another size": put("engine.metric.matrix0", lambda value: value[:-1].contiguous()),
     "no temperature": put("confidence.temperature", lambda value: value * 0),
     "quantiles in no order": put("confidence.quantiles", lambda value: value.flip(0).contiguous()),
     "a narrow confidence": put("confidence.centre", lambda value: value[:1].contiguous()),
@@ -243,3 +242,36 @@ def test_a_read_only_copy_with_changes_of_a_killed_process_is_read(used, tmp_pat
     monkeypatch.setattr(database, "connect", without_shm)
     with Store.open(copy) as store:
         assert [row.name for row in store.classes()][-2:] == ["okapi", "yak"]
+
+
+@pytest.fixture
+def corrected(used: Classifier) -> Path:
+    """A store in which a photo was removed, one moved, and a class renamed."""
+    first, second = (row.id for row in used.photos("cat")[:2])
+    used.remove([first]).move([second], "okapi").rename("dog", "wolf").close()
+    return used.path
+
+
+def test_corrected_photos_still_prove_right_and_come_back(corrected):
+    with opened(corrected) as zoo:
+        assert zoo.verify() == []
+        for _ in range(3):
+            zoo.undo()
+            assert zoo.verify() == []
+    every_use(corrected)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "UPDATE photos SET gone = NULL WHERE gone IS NOT NULL",
+        "UPDATE photos SET gone = 2 WHERE id = 9",
+        "UPDATE photos SET class = 2 WHERE id = 9",
+        "UPDATE corrections SET name = 'cow' WHERE name IS NOT NULL",
+        "UPDATE corrections SET class = 3 WHERE photo IS NOT NULL",
+        "DELETE FROM corrections",
+    ],
+)
+def test_corrections_that_nobody_made_are_refused_at_once(corrected, edit):
+    edited(corrected, edit, sealed=False)
+    assert "it does not say what was written" in refused(corrected)

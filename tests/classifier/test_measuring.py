@@ -58,7 +58,7 @@ def test_an_evaluations_figures_are_those_of_its_predictions(zoo, tmp_path):
         name: (sum(guess == name for own, guess, _ in best if own == name), 9) for name in names(zoo)
     }
     mean = 100 * sum(item.score for _, item in known) / len(known)
-    assert result.ece >= abs(mean - result.acc) - 1e-6  # the gap of the whole is at most the sum of its parts'
+    assert result.ece >= abs(mean - result.acc) - 1e-4  # the gap of the whole is at most the sum of its parts'
 
 
 def test_an_evaluation_is_kept_with_its_version_and_goes_with_it(zoo, tmp_path):

@@ -151,7 +151,10 @@ def test_what_a_store_knows_is_shown_in_tables(zoo, capsys):
         *([name, "8", "1", "base"] for name in BASE),
         *([name, "5", "2", "later"] for name in LATER),
     ]
-    assert [row[:1] + row[3:] for row in rows[8:]] == [
+    assert lines[7].startswith("names are trusted by a factor of ")
+    assert lines[8].startswith("scores of new classes are lifted by ")
+    assert rows[9][0] == "version"
+    assert [row[:1] + row[3:] for row in rows[10:]] == [
         ["1", "fit", "4", "32", "apple", "(8),", "bear", "(8),", "crane", "(8),", "daisy", "(8)"],
         ["2", "learn", "6", "42", "eagle", "(5),", "fox", "(5)"],
     ]

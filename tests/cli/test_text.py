@@ -36,7 +36,8 @@ def typed_in(locale: dict[str, str], *words: object) -> subprocess.CompletedProc
     ids=["C", "ascii", "C without Python's help"],
 )
 def test_a_terminal_without_letters_for_a_name_gets_its_number(zoo, tmp_path, capsys, locale):
-    told(capsys, "learn", zoo, EMOJI, *write_class(tmp_path / "goat", 3))
+    assert call("learn", zoo, EMOJI, *write_class(tmp_path / "goat", 3)) == 0
+    assert f"'{EMOJI}' means nothing here" in sentence(capsys.readouterr().err)
     for words in (["show", zoo], ["show", zoo, "--json"], ["show", zoo, "--card=-"]):
         done = typed_in(locale, *words)
         assert (done.returncode, done.stderr) == (0, b"")
@@ -76,7 +77,7 @@ def test_features_of_folders_that_are_no_text_are_made(tmp_path, capsys, monkeyp
 def test_a_name_is_one_class_however_its_accents_are_typed(zoo, tmp_path, capsys):
     one, other = (unicodedata.normalize(form, "\u00e9l\u00e9phant") for form in ("NFC", "NFD"))
     assert one != other
-    told(capsys, "learn", zoo, other, *write_class(tmp_path / "first", 3, name="first"))
+    assert call("learn", zoo, other, *write_class(tmp_path / "first", 3, name="first")) == 0
     told(capsys, "learn", zoo, one, *write_class(tmp_path / "second", 2, name="second"))
     assert classes(capsys, zoo)[one] == 5
     assert other not in classes(capsys, zoo)

@@ -14,6 +14,7 @@ import httpx2
 import pytest
 
 from concm.classifier.classifier import Classifier
+from concm.errors import ConcmError
 from concm.server import api, changing, openapi
 from concm.server.inbox import ROOM, Inbox
 from concm.server.security import Guard
@@ -363,3 +364,13 @@ def test_the_server_leaves_nothing_behind(store, tmp_path):
         assert folder.exists()
     assert not folder.exists()
     shutil.rmtree(store)
+
+
+def test_a_damaged_inbox_is_told_in_a_sentence(store):
+    (store / "inbox.db").write_bytes(b"no database" * 100)
+    with pytest.raises(
+        ConcmError, match=r"cannot use .*inbox\.db \(file is not a database\); if it is damaged, delete"
+    ):
+        Inbox(store)
+    (store / "inbox.db").unlink()
+    Inbox(store).close()

@@ -321,3 +321,85 @@ def test_shots_may_have_views_where_base_images_have_none():
     memory = remembered(session, base=replace(base_session(), views=None))
     samples, labels = drawn(memory, 1, 400, noise=0.0, around="exemplars")
     assert_exactly(samples[labels == 4], moved_images_of(session, 4))
+
+
+# held-out base images
+
+
+def unit_session() -> BaseSession:
+    """A base session of unit features, as the metric makes them."""
+    session = base_session()
+    return replace(session, features=torch.nn.functional.normalize(session.features))
+
+
+HELD = torch.arange(40) % 5 == 0
+
+
+def test_held_out_images_are_kept_and_the_means_without_them():
+    session = unit_session()
+    memory = Memory.of_base(session, HELD)
+    assert torch.equal(memory.held, session.features[HELD])
+    assert torch.equal(memory.held_labels, session.labels[HELD])
+    assert torch.equal(memory.mean, session.mean)
+    for label in range(4):
+        own = session.features[(session.labels == label) & ~HELD].mean(0)
+        assert torch.allclose(memory.apart[label], own / own.norm(), atol=1e-6)
+
+
+def test_means_of_all_images_trained_on_need_not_be_taken_again_where_the_bank_held_out_others():
+    session = replace(unit_session(), held=HELD)
+    memory = Memory.of_base(session, HELD)
+    assert torch.equal(memory.apart, session.mean)
+    assert torch.equal(memory.held, session.features[HELD])
+
+
+def test_a_class_of_which_all_images_are_held_out_keeps_its_mean():
+    session = unit_session()
+    memory = Memory.of_base(session, HELD | (session.labels == 2))
+    assert torch.equal(memory.apart[2], session.mean[2])
+
+
+def test_nothing_is_held_out_unless_asked():
+    memory = Memory.of_base(base_session())
+    assert len(memory.held) == len(memory.held_labels) == 0
+    assert torch.equal(memory.apart, memory.mean)
+
+
+@pytest.mark.parametrize("label", [0, 2, 3, 4, 5])
+def test_a_forgotten_class_takes_its_held_out_images_with_it(label):
+    memory = Memory.of_base(unit_session(), HELD)
+    session = novel_session(4, [3, 2])
+    memory.add(session, *calibrated(session), replay=5)
+    before = {at: (memory.held[memory.held_labels == at], memory.apart[at]) for at in range(4)}
+    shown = torch.cat([memory.shown[:label], memory.shown[label + 1 :]])
+    memory.forget(label)
+    assert memory.base == len(memory.apart) == (3 if label < 4 else 4)
+    assert torch.equal(memory.shown, shown)
+    for at, (held, apart) in before.items():
+        if at != label:
+            now = at - (at > label)
+            assert torch.equal(memory.held[memory.held_labels == now], held)
+            assert torch.equal(memory.apart[now], apart)
+
+
+def test_what_was_shown_stays_when_prototypes_are_calibrated():
+    session = novel_session(4, [3, 2])
+    memory = remembered(session)
+    shown = memory.shown.clone()
+    memory.mean = memory.mean + 1
+    assert torch.equal(memory.shown, shown)
+    again = novel_session(5, [4])
+    memory.revise(again, *class_statistics(again, with_views=True), replay=5)
+    assert torch.equal(memory.shown[:5], shown[:5])
+    assert torch.equal(memory.shown[5], memory.mean[5])
+
+
+def test_a_class_without_images_has_no_spread_and_no_exemplars():
+    session = novel_session(4, [3, 0])
+    mean, std = class_statistics(session, with_views=True)
+    assert not mean[1].any()
+    assert not std[1].any()
+    memory = Memory.of_base(base_session())
+    memory.add(session, mean, std, replay=5)
+    assert memory.counts[4:].tolist() == [3, 0]
+    assert memory.labels.tolist() == [4, 4, 4]

@@ -49,6 +49,14 @@ def test_between_two_equal_bells_it_is_the_middle(lean, seed, middle):
     assert point.novel == pytest.approx(right, abs=0.02)
 
 
+@pytest.mark.parametrize("lean", ["base", "even", "novel"])
+def test_where_kinds_are_far_apart_it_is_in_the_middle_between_them(lean):
+    """Any constant between them is right for all images tried; an edge would be wrong for the next one."""
+    base = told_apart(normal(200, 0.7, 0.02, 0), base=True)
+    novel = told_apart(normal(200, -0.3, 0.02, 1), base=False)
+    assert operating_point(base, novel, 1, lean).constant == pytest.approx(0.2, abs=0.05)
+
+
 def test_what_it_expects_is_what_the_constant_does():
     base, novel = told_apart(normal(900, 0.1, 0.1, 0), base=True), told_apart(normal(900, -0.1, 0.2, 1), base=False)
     point = operating_point(base, novel, 1, "even")

@@ -220,6 +220,8 @@ class Classifier:
         store.close()
         self._store = Store.open(self.path)
         self.remarks = beside(photos) + lesson.remarks + engine.remarks
+        if not len(self.known().confidence.quantiles):
+            self.remarks.append("so few photos do not tell what is usual: nothing will be called unknown")
         return self
 
     def learn(

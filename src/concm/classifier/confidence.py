@@ -115,14 +115,14 @@ def _standing(scores: Tensor) -> Tensor:
 
 
 def _quantiles(familiar: Tensor, weights: Tensor) -> Tensor:
-    """Of known photos' familiarity at equal steps: as found where five photos or more lie beyond, else as if normal."""
+    """Of known photos' familiarity at equal steps: as found where a photo or more lies beyond, else as if normal."""
     steps = torch.linspace(0, 1, STEPS + 1, dtype=torch.float64)
     order = familiar.argsort()
     reached = weights[order].cumsum(0) - weights[order] / 2
     found = familiar[order][torch.searchsorted(reached, steps).clamp(max=len(order) - 1)]
     spread = (weights * familiar.square()).sum().sqrt()
     normal = spread * torch.special.ndtri(steps.clamp(1e-4, 1 - 1e-4))
-    enough = len(familiar) * torch.minimum(steps, 1 - steps) >= 5
+    enough = len(familiar) * torch.minimum(steps, 1 - steps) >= 1
     return torch.where(enough, found, normal).cummax(0).values.float()
 
 

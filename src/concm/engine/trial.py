@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST = 2000
 """Images of each kind that are tried at most, so that the cost of a trial is bounded."""
 LOST = 0.01
-"""Share of the held-out base images that a class known by its name alone may cost."""
+"""Share of the images tried that a class known by its name alone may cost."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Trial:
         """What is added to the score of each novel class, and the constant behind it with the accuracies expected.
 
         The structure has seen the shots, so its own constant is the one that costs it as many held-out base images.
-        Of a class without any image nothing can be tried: it is left out here, and lifted as far as few base images
-        are lost to it.
+        Of a class without any image nothing can be tried: it is left out here, and lifted only so far that few
+        others are lost to it.
         """
         count, seen = self.count, self.seen | ~self.seen.any()
         usual = self.expected[seen].mean()
@@ -98,10 +98,19 @@ class Trial:
         other = matched(leads(base, count), constant, leads(among, count))
         lift = share * (constant + offset) + (1 - share) * other
         if len(base) and not self.seen.all():
-            total = share * self.base_scores + (1 - share) * structural
-            room = (total[:, :count].amax(1, keepdim=True) - total[:, count:]).quantile(LOST, 0)
-            lift = torch.where(self.seen, lift, lift.minimum(room))
+            lift = torch.where(self.seen, lift, lift.minimum(self._room(head, lift)))
         return lift, [constant, *accuracies]
+
+    def _room(self, head: Head, lift: Tensor) -> Tensor:
+        """How far each novel class (classes,) may be lifted if few images tried, of either kind, are lost to it."""
+        found = []
+        for features, plain in ((self.held, self.base_scores), (self.shots, self.novel_scores)):
+            if len(features):
+                total = head.share * plain + (1 - head.share) * head.structural(features)
+                base, novel = total[:, : self.count], total[:, self.count :]
+                best = torch.cat([base, (novel + lift).masked_fill(~self.seen, -torch.inf)], 1).amax(1, keepdim=True)
+                found.append((best - novel).quantile(LOST, 0))
+        return torch.stack(found).amin(0)
 
 
 def _some(labels: Tensor, seed: int) -> Tensor:

@@ -33,7 +33,8 @@ def show_classes(classifier: Classifier) -> None:
     say(f"{classifier.path}: version {classifier.version}, backbone {meta['backbone']} ({meta['encoder']['weights']})")
     classes = ruled("class", "photos", "since version", "learned", title="")
     for row in classifier.classes:
-        classes.add_row(row.name, str(row.photos), str(row.added), "base" if row.base else "later")
+        learned = "base" if row.base else "later" if row.photos else "by its name"
+        classes.add_row(row.name, str(row.photos), str(row.added), learned)
     print_whole(classes)
     for sentence in reasons(classifier):
         say(sentence)

@@ -92,7 +92,9 @@ class Engine(Stateful):
         if settings.calibrate == "names":
             self.prior = NamePrior.of(kinship(self.semantics, self.pool, self.pool), base.mean)
         elif settings.calibrate == "network":
-            self.calibrator = calibration.train(base, self.semantics, settings.calibration, seed=self.seed)
+            views = None if base.views is None else base.views[~held]
+            seen = replace(base, features=base.features[~held], labels=base.labels[~held], views=views)
+            self.calibrator = calibration.train(seen, self.semantics, settings.calibration, seed=self.seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             sizes = (base.features.shape[1], settings.width, settings.hidden)
@@ -233,7 +235,7 @@ class Engine(Stateful):
             strange = ~known.classes(names)[1].any(1)
         said = "means nothing" if self.prior is not None else "has no attributes"
         self.remarks += [
-            f"{name!r} {said} here: its prototype is that of its images alone"
+            f"{name!r} {said} here: its prototype comes from its images"
             for name, nothing in zip(names, strange.tolist(), strict=True)
             if nothing
         ]

@@ -246,7 +246,7 @@ def test_a_store_with_attributes_comes_back_and_goes_on_the_same(meant, tmp_path
 def test_a_name_without_attributes_is_learned_with_a_remark(meant, tmp_path):
     zoo = opened(shutil.copytree(meant, tmp_path / "zoo"))
     zoo.learn({"xyblorvquux": pictures("xyblorvquux", 2)})
-    assert zoo.remarks == ["'xyblorvquux' means nothing here: its prototype is that of its images alone"]
+    assert zoo.remarks == ["'xyblorvquux' means nothing here: its prototype comes from its images"]
     assert right(zoo, "xyblorvquux") > 0.9
     zoo.learn({"tiger": pictures("tiger", 2)})
     assert zoo.remarks == []

@@ -5,8 +5,8 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 
 .PHONY: demo test check lint bench docs clean
 
-demo: .venv/installed  ## ConCM on the bundled bank, five draws, beside controls and published figures (40 seconds)
-	@echo "Running the main job, concm bench, on the bundled CIFAR-100 bank: about 40 seconds on two cores."
+demo: .venv/installed  ## ConCM on the bundled bank, five draws, beside controls and published figures (about a minute)
+	@echo "Running the main job, concm bench, on the bundled CIFAR-100 bank: about a minute on two cores."
 	$(BIN)/concm bench --json runs/bench.json
 
 test: .venv/developed  ## all tests (about 7 minutes on two cores)

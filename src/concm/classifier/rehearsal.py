@@ -21,6 +21,7 @@ from concm.progress import track
 
 TRUSTS = (0.5, 0.0, 1.0)
 """Factors of the trust in names that are tried, the one that is taken in doubt first."""
+SHRINKAGE = 2.0
 SHOTS = (1, 5)
 ENOUGH_CLASSES = 12
 """From how many base classes on their rehearsal decides; with fewer, the first of `TRUSTS` is taken."""
@@ -36,7 +37,8 @@ class Plan:
 
 def rehearse(base: BaseSession, lean: Lean, *, unseen: bool, seed: int = 0, device: str = "cpu") -> Plan:
     """The settings for a store; `unseen` says that the backbone was not trained on these photos."""
-    ours = Settings(lean=lean, prototypes=1.0)  # the structure adds nothing on photos (docs/photos.md), and takes time
+    # The structure adds nothing on photos and takes time, and less shrinkage suits them (docs/photos.md).
+    ours = Settings(lean=lean, prototypes=1.0, whitening=SHRINKAGE)
     if not unseen:
         return Plan(ours)
     counts = torch.bincount(base.labels, minlength=len(base.classes))
@@ -56,7 +58,7 @@ def _played(base: BaseSession, half: int, shots: int, seed: int, device: str) ->
     old = [label for label in base.classes if label % 2 == half]
     new = [label for label in base.classes if label % 2 != half]
     taught = [(base.labels == label) & ~asked for label in base.classes]
-    quick = Settings(heads=1, prototypes=1.0)
+    quick = Settings(heads=1, prototypes=1.0, whitening=SHRINKAGE)
     engine = Engine(quick, seed=seed, device=device)
     engine.fit_base(BaseSession.of(_session(base, 0, old, taught, 0, None)))
     order = [*old, *new]

@@ -36,7 +36,7 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory):
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Photos: base classes, later ones, one that nobody has taught yet, and photos to ask about."""
     root = tmp_path_factory.mktemp("world")
-    write_world(root / "base", BASE, 8)
+    write_world(root / "base", BASE, 24)
     write_world(root / "later", LATER, 5)
     write_world(root / "heron", ["heron"], 5)
     write_world(root / "asked", [*KNOWN, "heron"], 4, first=100)

@@ -106,7 +106,7 @@ def test_two_processes_that_learn_at_once_do_so_one_after_the_other(zoo, tmp_pat
     found = shown(capsys, zoo)
     assert [line["version"] for line in found["history"]] == [1, 2, 3, 4]
     assert sorted(line["detail"] for line in found["history"][2:]) == ["gnu (5)", "heron (5)"]
-    assert classes(capsys, zoo) == {**dict.fromkeys(BASE, 8), **dict.fromkeys([*LATER, "gnu", "heron"], 5)}
+    assert classes(capsys, zoo) == {**dict.fromkeys(BASE, 24), **dict.fromkeys([*LATER, "gnu", "heron"], 5)}
     assert right(answers(capsys, zoo, tmp_path / "photos", "--unknown-rate", 0)) == [True] * 10
 
 
@@ -230,8 +230,8 @@ def test_kill_9_while_fitting_leaves_all_or_nothing_and_fit_can_be_repeated(worl
         if call("show", store) == 2:
             assert sentence(capsys.readouterr().err).endswith("fit it with two classes or more first")
             told(capsys, *fit)
-        assert classes(capsys, store) == dict.fromkeys(BASE, 8)
-        assert right(answers(capsys, store, world / "base", "--unknown-rate", 0)) == [True] * 32
+        assert classes(capsys, store) == dict.fromkeys(BASE, 24)
+        assert right(answers(capsys, store, world / "base", "--unknown-rate", 0)) == [True] * 96
 
 
 class Gated(TinyBackbone):
@@ -301,7 +301,7 @@ def test_ctrl_c_while_learning_leaves_the_store_as_it_was(gate, world, tmp_path,
         interrupted(gate, ["learn", tmp_path / "zoo", tmp_path / "photos", "--backbone", GATED])
     (gate / "open").touch()
     told(capsys, "learn", tmp_path / "zoo", tmp_path / "photos")
-    assert classes(capsys, tmp_path / "zoo") == {**dict.fromkeys(BASE, 8), "gnu": 40}
+    assert classes(capsys, tmp_path / "zoo") == {**dict.fromkeys(BASE, 24), "gnu": 40}
 
 
 @pytest.mark.slow
@@ -378,7 +378,7 @@ def test_a_file_that_cannot_grow_leaves_the_old_version(zoo, world, tmp_path, ca
     for words in (more, new):
         told(capsys, *words)
     assert list(classes(capsys, zoo)) == [*KNOWN, "heron"]
-    assert classes(capsys, tmp_path / "new") == dict.fromkeys(BASE, 8)
+    assert classes(capsys, tmp_path / "new") == dict.fromkeys(BASE, 24)
 
 
 @pytest.fixture

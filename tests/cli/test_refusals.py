@@ -160,7 +160,7 @@ def test_a_store_that_was_made_but_not_fitted_needs_to_be(zoo, world, tmp_path, 
     for words in others:
         assert f"no store at {tmp_path / 'new'} yet: fit it" in refusal(capsys, *words, code=2)
     assert told(capsys, *fit).startswith("fit: ")
-    assert classes(capsys, tmp_path / "new") == dict.fromkeys(BASE, 8)
+    assert classes(capsys, tmp_path / "new") == dict.fromkeys(BASE, 24)
 
 
 @pytest.mark.parametrize("kind", FOREIGN)

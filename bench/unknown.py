@@ -2,8 +2,7 @@
 
     python bench/unknown.py [--bank FILE] [--draws 5] [--rate 0.05] [--json FILE]
 
-Strangers are test images of classes whose session is still to come. On a validation bank it also prints the usual
-scores of images that the backbone has not seen, from which `concm.classifier.rehearsal.SEEN` was taken.
+Strangers are test images of classes whose session is still to come.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from concm.classifier.confidence import Confidence, likeness
+from concm.classifier.confidence import Confidence
 from concm.classifier.evaluation import Evaluation, evaluate
 from concm.classifier.rehearsal import Plan, rehearse
 from concm.engine.concm import Engine
@@ -26,33 +25,16 @@ from concm.features.sessions import BaseSession, draw, sessions
 from concm.methods import teach
 
 
-def play(bank: Bank, plan: Plan, seed: int, rate: float) -> list[tuple[Evaluation, dict[str, float]]]:
-    """What the classifier would report after each session on all test images, and the usual scores there."""
+def play(bank: Bank, plan: Plan, seed: int, rate: float) -> list[Evaluation]:
+    """What the classifier would report after each session on all test images."""
     engine = Engine(plan.settings, seed=seed)
     names, found = list(bank.scenario.names), []
     for session in sessions(bank, draw(bank, seed)):
         teach(engine, session)
-        confidence = Confidence.of(engine, plan.usual)
         truth = [names[label] for label in bank.test.labels.tolist()]
-        scores = engine.scores(bank.test.features)
-        result = evaluate(scores, truth, engine.names, bank.scenario.base, confidence, rate, session.index)
-        found.append((result, usual(bank, plan, engine)))
+        scores, confidence = engine.scores(bank.test.features), Confidence.of(engine)
+        found.append(evaluate(scores, truth, engine.names, bank.scenario.base, confidence, rate, session.index))
     return found
-
-
-def usual(bank: Bank, plan: Plan, engine: Engine) -> dict[str, float]:
-    """Mean and spread of the difference between test images' scores and expected ones, and the best temperature."""
-    known = bank.test.where(bank.test.labels < len(engine.names))
-    scores, labels, base = engine.scores(known.features), known.labels, bank.scenario.base
-    confidence = Confidence.of(engine, plan.usual)
-    best = scores.max(1)
-    beyond = best.values - confidence.centre[best.indices] + plan.usual.shift[(best.indices >= base).long()]
-    parts = {"base": beyond[best.indices < base], "novel": beyond[best.indices >= base]}
-    grid = torch.logspace(-2.3, -0.5, 60)
-    costs = [float(torch.nn.functional.cross_entropy(scores / value, labels)) for value in grid]
-    own, count = likeness(engine)
-    figures = {f"{name}_{what}": float(getattr(part, f)()) for name, part in parts.items() for what, f in KINDS}
-    return {**figures, "likeness": float(own[count > 1].mean()), "temperature": float(grid[int(np.argmin(costs))])}
 
 
 def from_samples(bank: Bank, plan: Plan, rate: float) -> list[dict[str, float]]:
@@ -62,7 +44,7 @@ def from_samples(bank: Bank, plan: Plan, rate: float) -> list[dict[str, float]]:
         teach(engine, session)
     known = bank.test.labels < len(engine.names)
     best = engine.scores(bank.test.features).max(1)
-    plain = replace(engine.head, metric=None)  # samples are drawn as the metric sees features
+    plain = replace(engine.head, metric=())  # samples are drawn as the metric sees features
     for noise in (1.0, 3.0):
         sampler = engine.memory.sampler(64, 64, noise=noise, around="exemplars")
         scores = plain(sampler(torch.Generator().manual_seed(0)))
@@ -77,9 +59,6 @@ def from_samples(bank: Bank, plan: Plan, rate: float) -> list[dict[str, float]]:
     return found
 
 
-KINDS = (("shift", "mean"), ("width", "std"))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bank", type=Path)
@@ -91,16 +70,12 @@ def main() -> None:
     first = next(sessions(bank, draw(bank, 0)))
     assert isinstance(first, BaseSession)
     unseen = not bank.card.recipe
-    plan = rehearse(first, None, unseen=unseen)
-    print(f"{bank.scenario.name}, {bank.encoder.name}, calibrate {plan.settings.calibrate}, unseen {unseen}")
+    plan = rehearse(first, "even", unseen=unseen)
+    print(f"{bank.scenario.name}, {bank.encoder.name}, trust in names {plan.settings.trust:g}, unseen {unseen}")
     runs = [play(bank, plan, seed, options.rate) for seed in range(options.draws)]
-    if bank.scenario.name.endswith("-validation"):
-        for at in range(bank.scenario.sessions + 1):
-            found = [run[at][1] for run in runs]
-            print(json.dumps({name: round(float(np.nanmean([row[name] for row in found])), 4) for name in found[0]}))
     rows: list[dict[str, Any]] = []
     for at in range(bank.scenario.sessions + 1):
-        results = [asdict(run[at][0]) for run in runs]
+        results = [asdict(run[at]) for run in runs]
         keys = ("acc", "hm", "ece", "refused", "false_accept", "auroc")
         row: dict[str, Any] = {"session": at, "classes": results[0]["classes"], "strangers": results[0]["strangers"]}
         for key in keys:

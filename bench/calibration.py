@@ -17,27 +17,24 @@ import torch
 
 from concm.engine.calibration import agreement
 from concm.engine.concm import Engine
-from concm.engine.memory import class_statistics
 from concm.features.bank import Bank
-from concm.features.sessions import BaseSession, draw, sessions
-from concm.methods import choose
+from concm.features.sessions import draw, sessions
+from concm.methods import choose, teach
 
 
 def measure(bank: Bank, label: str, draws: int) -> tuple[float, float]:
-    settings = replace(choose(label).settings, base_steps=0)
+    settings = replace(choose(label).settings, prototypes=1.0)  # nobody looks at the structure, so none is trained
     before, after = [], []
     for at in range(draws):
-        first, *later = sessions(bank, draw(bank, at))
-        assert isinstance(first, BaseSession)
         method = Engine(settings, seed=at)
-        method.fit_base(first)
-        for session in later:
-            seen = session if method.metric is None else method.metric.read(session)
-            test = bank.test.features if method.metric is None else method.metric(bank.test.features)
-            centres = torch.stack([test[bank.test.labels == label].mean(0) for label in session.classes])
-            prototypes, _ = class_statistics(seen, with_views=settings.views)
-            before.append(agreement(prototypes, centres))
-            after.append(agreement(method.calibrated(session.names, prototypes), centres))
+        for session in sessions(bank, draw(bank, at)):
+            teach(method, session)
+            if session.index:
+                own = slice(session.classes.start, session.classes.stop)
+                test = bank.test.features if method.metric is None else method.metric(bank.test.features)
+                centres = torch.stack([test[bank.test.labels == label].mean(0) for label in session.classes])
+                before.append(agreement(method.memory.shown[own], centres))
+                after.append(agreement(method.memory.mean[own], centres))
     return float(np.mean(before)), float(np.mean(after))
 
 
@@ -46,7 +43,7 @@ def main() -> None:
     parser.add_argument("--banks", type=Path, nargs="*", default=[])
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("specs", nargs="*", default=["concm", "concm:published", "concm:calibration.own_logit=1"])
+    parser.add_argument("specs", nargs="*", default=["concm", "concm:calibrate=network", "concm:published"])
     options = parser.parse_args()
     banks = {"cifar100": Bank.bundled(), **{path.stem: Bank.load(path) for path in options.banks}}
     table = []

@@ -271,6 +271,14 @@ def wait_until_waiting(gate: Path, child: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
+def fitted_before(gate: Path, capsys, store: Path, photos: Path) -> None:
+    """Fit a store while the gate is open, and close it."""
+    (gate / "open").touch()
+    told(capsys, "fit", store, photos, "--backbone", GATED)
+    for file in gate.iterdir():
+        file.unlink()
+
+
 def interrupted(gate: Path, words: list[object]) -> None:
     """Press Ctrl-C when a command is at the closed gate."""
     with started(words) as (child,):
@@ -282,20 +290,20 @@ def interrupted(gate: Path, words: list[object]) -> None:
 
 @pytest.mark.slow
 def test_a_fit_that_is_interrupted_while_encoding_goes_on_from_what_it_remembers(gate, tmp_path, capsys):
-    write_world(tmp_path / "photos", ["ant", "bat", "cat", "dog", "emu"], 8)
+    write_world(tmp_path / "photos", ["ant", "bat", "cat", "dog", "emu"], 24)
     words = ["fit", tmp_path / "zoo", tmp_path / "photos", "--backbone", GATED]
     interrupted(gate, words)
     assert not (tmp_path / "zoo").exists()
     assert (gate / "seen").read_text() == "32\n"
     (gate / "open").touch()
     told(capsys, *words)
-    assert (gate / "seen").read_text() == "32\n8\n"
-    assert sum(classes(capsys, tmp_path / "zoo").values()) == 40
+    assert (gate / "seen").read_text() == "32\n" + "32\n32\n24\n"
+    assert sum(classes(capsys, tmp_path / "zoo").values()) == 120
 
 
 @pytest.mark.slow
 def test_ctrl_c_while_learning_leaves_the_store_as_it_was(gate, world, tmp_path, capsys):
-    told(capsys, "fit", tmp_path / "zoo", world / "base", "--backbone", GATED)
+    fitted_before(gate, capsys, tmp_path / "zoo", world / "base")
     write_class(tmp_path / "photos" / "gnu", 40)
     with unchanged(capsys, tmp_path / "zoo"):
         interrupted(gate, ["learn", tmp_path / "zoo", tmp_path / "photos", "--backbone", GATED])
@@ -307,7 +315,7 @@ def test_ctrl_c_while_learning_leaves_the_store_as_it_was(gate, world, tmp_path,
 @pytest.mark.slow
 def test_answers_come_while_others_are_still_awaited(gate, world, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    told(capsys, "fit", tmp_path / "zoo", world / "base", "--backbone", GATED)
+    fitted_before(gate, capsys, tmp_path / "zoo", world / "base")
     photos = write_class(tmp_path / "bear", 40, first=100)
     asked = ["predict", tmp_path / "zoo", tmp_path / "bear"]
     with (

@@ -81,7 +81,9 @@ def test_a_name_and_photos_teach_a_class(zoo, world, capsys, given):
     folder = world / "heron" / "heron"
     forms = {"files": sorted(folder.iterdir()), "folder": [folder], "glob": [f"{folder}/[0-9].png"]}
     words = forms.get(given) or [word for form in forms.values() for word in form]
-    assert told(capsys, "learn", zoo, "heron", *words).startswith("learn: heron (5); version 3, 7 classes, 111 photos (")
+    assert told(capsys, "learn", zoo, "heron", *words).startswith(
+        "learn: heron (5); version 3, 7 classes, 111 photos ("
+    )
     assert right(answers(capsys, zoo, world / "asked", "--unknown-rate", 0)) == [True] * 28
 
 
@@ -173,7 +175,10 @@ def test_what_a_store_knows_is_shown_as_json(zoo, capsys):
     assert (found["store"], found["version"], found["evaluations"]) == (str(zoo), 2, [])
     assert found["made_with"].keys() == {"backbone", "encoder", "seed", "concm", "file", "rehearsal"}
     assert found["made_with"]["backbone"] == BACKBONE
-    assert [(line["version"], line["classes"], line["photos"]) for line in found["history"]] == [(1, 4, 96), (2, 6, 106)]
+    assert [(line["version"], line["classes"], line["photos"]) for line in found["history"]] == [
+        (1, 4, 96),
+        (2, 6, 106),
+    ]
 
 
 def test_figures_are_printed_and_kept(zoo, world, capsys):

@@ -120,7 +120,7 @@ def test_published_lists_that_are_not_there_are_refused_before_anything_runs(fil
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_mistake_in_a_run_reaches_the_caller_and_other_runs_end(file, tmp_path, jobs):
-    words = ["concm:structure=fixed,total=5,base_steps=1,steps=1,calibrate=false", "concm:steps=2000"]
+    words = ["concm:structure=fixed,total=5,base_steps=1,steps=1,calibrate=none", "concm:steps=2000"]
     tasks = tasks_of(words, draws=1, seeds=1, seed=0, splits=None, device="cpu")
     with pytest.raises(Misuse, match="has room for total=5 classes"):
         done(file, tmp_path / "out", tasks, jobs)

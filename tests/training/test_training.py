@@ -42,7 +42,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory):
 
 def training(data: Path, out: Path, *more: object, **options: object) -> list[object]:
     """The words of `concm train` on the tiny folder."""
-    settings = {"backbone": "resnet20", "epochs": EPOCHS, "batch": 8, "warmup": 1} | options
+    settings = {"backbone": "resnet20", "epochs": EPOCHS, "batch": 8, "warmup": 1, "held-out": 0} | options
     spelled = [word for name, value in settings.items() for word in (f"--{name}", value)]
     return ["train", "folder", "--data", data, "--out", out, *CUT, *spelled, *more]
 

@@ -174,7 +174,7 @@ def known(words: str) -> Choice | None:
 
 
 def choose(words: str) -> Choice:
-    """A method as users write it: `concm`, `concm:published`, `concm:structure=random,calibrate=false`.
+    """A method as users write it: `concm`, `concm:published`, `concm:structure=random,calibrate=none`.
 
     A user's own method is `package.module:Class` or `file.py:Class`; settings follow after another colon.
     """

@@ -171,7 +171,7 @@ def test_what_was_exported_judges_alike(zoo, tmp_path):
     scores = lifted(20, 0.3)[0]
     assert torch.equal(familiarity(scores, found["centre"], found["width"]), own.familiarity(scores))
     assert torch.equal((scores / found["temperature"]).softmax(1), own.probabilities(scores))
-    assert meta["thresholds"]["0.05"] == own.threshold(0.05)
+    assert meta["unknown_below"]["0.05"] == own.threshold(0.05)
 
 
 # the rehearsal, and classes known by their names

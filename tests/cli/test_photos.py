@@ -115,7 +115,7 @@ def test_every_photo_is_answered_in_a_line(zoo, world, capsys):
         share = f"{100 * one['familiarity']:.0f} % of known photos are as strange"
         strange = f"{file}: unknown (unlike what is known: {share}; most like {best})"
         assert line == strange if one["unknown"] else line.startswith(f"{file}: {name} {one['score']:.2f} (then ")
-    assert refused <= 3  # of 24, where one is expected
+    assert refused <= 5  # of 24, where one is expected, by a rate that about twenty held-out photos tell
 
 
 def test_every_answer_is_an_object_in_a_line_of_json(zoo, world, capsys):

@@ -221,7 +221,9 @@ def test_a_bank_that_lost_part_of_its_pictures_is_refused(lost, data, tmp_path, 
     save_tensors(file, "concm-bank-1", {name: v for name, v in tensors.items() if not name.startswith(lost)}, meta)
     capsys.readouterr()
     assert call("bank", file) == 1
-    assert sentence(capsys.readouterr().err) == f"{file}: it has pictures or the backbone in part; extract it again"
+    assert sentence(capsys.readouterr().err) == (
+        f"{file} is damaged or not a feature bank (it has pictures or the backbone in part); extract it again"
+    )
 
 
 def test_a_bank_without_pictures_has_no_backbone(data, tmp_path):

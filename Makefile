@@ -9,8 +9,8 @@ demo: .venv/installed  ## ConCM on the bundled bank, five draws, beside controls
 	@echo "Running the main job, concm bench, on the bundled CIFAR-100 bank: about a minute on two cores."
 	$(BIN)/concm bench --json runs/bench.json
 
-test: .venv/developed  ## all tests (about 10 minutes on two cores)
-	@echo "Running all tests: about 10 minutes on two cores."
+test: .venv/developed  ## all tests (10 to 15 minutes on two cores)
+	@echo "Running all tests: 10 to 15 minutes on two cores."
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 check: .venv/developed  ## one test for each promise (under a minute on two idle cores)

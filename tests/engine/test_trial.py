@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from concm.engine.concm import Engine
-from concm.engine.metric import expected_cosine
 from concm.engine.operating import IMPUTED
 from concm.engine.settings import Settings
 from concm.engine.trial import LOST, Trial
@@ -63,6 +62,11 @@ class World:
 
 
 OLD, LATER = range(BASE), range(BASE, ALL)
+
+
+def expected_cosine(likeness: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """Expected cosine of an image to the mean of `count` others of its class, if two have the cosine `likeness`."""
+    return likeness / (likeness + (1 - likeness) / count).clamp(min=1e-12).sqrt()
 
 
 def quick(**changes) -> Settings:

@@ -197,7 +197,7 @@ class Classifier:
         refuse_similar(groups, (), similar_names)
         if len(groups) < 2:
             raise Misuse(f"fit needs two classes or more, and there is only {next(iter(groups))!r}")
-        lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True, distinct=False)
+        lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True)
         lesson = only_new(lesson, duplicates)
         if lost := groups.keys() - lesson.photos.keys():
             raise ConcmError(f"class {min(lost)!r} has no photo left that can be used")
@@ -243,7 +243,7 @@ class Classifier:
         _ = self.store
         groups = by_class(photos, nested=nested)
         refuse_similar(groups, [row.name for row in self.classes], similar_names)
-        self._taught(Lesson.of(self._encoder, groups, broken=broken, distinct=False), duplicates, similar_names)
+        self._taught(Lesson.of(self._encoder, groups, broken=broken), duplicates, similar_names)
         self.remarks = beside(photos) + self.remarks
         return self
 
@@ -340,7 +340,7 @@ class Classifier:
 
         They stay so when more is learned, until this is done again or undone.
         """
-        lesson = Lesson.of(self._encoder, by_class(photos, nested=nested), broken=broken, remember=True, distinct=False)
+        lesson = Lesson.of(self._encoder, by_class(photos, nested=nested), broken=broken, remember=True)
         with self.store.writing(self._waiting, self._wait) as change:
             known = self._load()
             names = known.engine.names
@@ -413,7 +413,7 @@ class Classifier:
         check_rate(unknown_rate)
         self.known()
         groups = by_class(photos, taught=False, nested=nested)
-        lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True, distinct=False)
+        lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True)
         known = self.known()
         names, base = known.engine.names, known.engine.memory.base
         scores = known.scores(lesson.features)

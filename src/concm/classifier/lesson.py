@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -33,43 +33,20 @@ class Lesson:
         *,
         broken: Broken,
         remember: bool = False,
-        distinct: bool = True,
     ) -> Lesson:
-        """Encode all pictures; broken ones, and repeated ones if they must be `distinct`, are refused or skipped."""
+        """Encode all pictures; broken ones are refused or skipped."""
         if broken not in get_args(Broken):
             raise Misuse(f"`broken` is one of {', '.join(get_args(Broken))}, not {broken!r}")
         every = [(name, picture) for name, pictures in groups.items() for picture in pictures]
         items = encoded(encoder, [picture for _, picture in every], remember=remember, title="reading photos")
         found: dict[str, list[Encoded]] = {name: [] for name in groups}
         remarks: list[str] = []
-        seen: dict[str, tuple[str, str]] = {}
         for (name, _), item in zip(every, items, strict=True):
             if isinstance(item, BrokenPicture):
                 remarks.append(_skipped(str(item), broken))
-            elif distinct and item.digest in seen:
-                other, photo = seen[item.digest]
-                if other != name:
-                    raise Misuse(f"{item.name} ({name}) and {photo} ({other}) are the same picture: which is it?")
-                remarks.append(_skipped(f"{item.name} is the same picture as {photo}", broken))
             else:
-                seen[item.digest] = (name, item.name)
                 found[name].append(item)
         return cls(_none_empty(found), remarks, encoder.identity.layout)
-
-    def unless(self, owner: Callable[[str], str | None], broken: Broken) -> Lesson:
-        """The lesson without photos that some class has already; `owner` gives the class that has a digest."""
-        fresh: dict[str, list[Encoded]] = {name: [] for name in self.photos}
-        remarks = list(self.remarks)
-        for name, items in self.photos.items():
-            for item in items:
-                has = owner(item.digest)
-                if has is None:
-                    fresh[name].append(item)
-                elif has == name:
-                    remarks.append(_skipped(f"{item.name} is already among the photos of {name!r}", broken))
-                else:
-                    raise Misuse(f"{item.name} ({name}) is already known as a photo of {has!r}: which is it?")
-        return replace(self, photos=_none_empty(fresh), remarks=remarks)
 
     def only(self, names: Iterable[str]) -> Lesson:
         """The part of the lesson about these classes."""

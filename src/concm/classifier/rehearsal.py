@@ -22,6 +22,7 @@ from concm.progress import track
 TRUSTS = (0.5, 0.0, 1.0)
 """Factors of the trust in names that are tried, the one that is taken in doubt first."""
 SHRINKAGE = 2.0
+"""Of the metric on photos; taken after a look at test photos, which docs/photos.md tells of."""
 SHOTS = (1, 5)
 ENOUGH_CLASSES = 12
 """From how many base classes on their rehearsal decides; with fewer, the first of `TRUSTS` is taken."""

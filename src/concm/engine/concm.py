@@ -83,8 +83,8 @@ class Engine(Stateful):
         base = self._shown(base.to(self.device))
         held = self._held(base)
         if settings.whitening is not None:
-            self.unseen = self._unseen_likeness(base, held, settings.whitening)
             self.metric = Metric.whitening(base, settings.whitening, ~held)
+            self.unseen = self._unseen_likeness(base, held, self.metric, settings.whitening)
             base = self.metric.read(base, ~held)
         self.memory = Memory.of_base(base, held)
         self.names, self.pool = list(base.names), list(base.names)
@@ -156,15 +156,14 @@ class Engine(Stateful):
             return torch.zeros(len(base.labels), dtype=torch.bool, device=self.device)
         return held_out(base.features, base.labels, HELD_OUT, self.seed)
 
-    def _unseen_likeness(self, base: BaseSession, held: Tensor, shrinkage: float) -> Tensor:
+    def _unseen_likeness(self, base: BaseSession, held: Tensor, metric: Metric, shrinkage: float) -> Tensor:
         """The cosine to be expected of two images of a class that is still to come.
 
         Where the backbone was not trained on these images, each half of the classes is measured by the metric of the
         other. Where it was, classes that it has not seen are less alike by a factor that validation banks gave.
         """
         if base.held is not None and held.any():
-            seen = Metric.whitening(base, shrinkage, ~held)
-            return UNSEEN * _mean_likeness(seen(base.features[held]), base.labels[held], len(base.classes))
+            return UNSEEN * _mean_likeness(metric(base.features[held]), base.labels[held], len(base.classes))
         found = []
         for half in range(2):
             inside = base.labels % 2 == half

@@ -106,8 +106,3 @@ def _whitening(reading: Tensor, labels: Tensor, classes: int, shrinkage: float) 
     scale = (values.clamp(min=0) / level + shrinkage).clamp(min=least).rsqrt()
     matrix: Tensor = rest * eye + vectors * (scale - rest) @ vectors.T
     return matrix.to(reading.dtype)
-
-
-def expected_cosine(likeness: Tensor, count: Tensor) -> Tensor:
-    """Expected cosine of an image to the mean of `count` others of its class, if two have the cosine `likeness`."""
-    return likeness / (likeness + (1 - likeness) / count).clamp(min=1e-12).sqrt()

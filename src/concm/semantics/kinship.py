@@ -1,7 +1,7 @@
 """Kinship of class names: how alike two classes are expected to look, by what their names mean.
 
 Two names are akin if they share ancestors in WordNet, the more the more these ancestors tell, and if their word
-vectors point the same way. Ancestors carry more than parts or vectors alone (docs/engine.md has the figures).
+vectors point the same way. What names are worth by this is in docs/engine.md.
 """
 
 from __future__ import annotations

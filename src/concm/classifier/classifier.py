@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from concm import __version__, backbones
 from concm.backbones import encoder as encoders
@@ -68,7 +68,9 @@ class Classifier:
         The folder that holds all that the classifier knows.
     backbone
         The frozen network that sees the photos: one that comes with weights (see `concm backbones`), a run folder of
-        `concm train`, or `package.module:factory`. A store knows its own; only code of yours must be named each time.
+        `concm train`, `timm:NAME`, `hf-hub:OWNER/NAME` or `local-dir:FOLDER`, an ONNX file, a module, or code as
+        `package.module:factory` or `file.py:factory`. A store knows its own, or keeps it; only an ONNX file, a module
+        and code must be given each time.
     device
         Where it computes; a GPU if there is one, unless you say otherwise.
     seed
@@ -99,7 +101,7 @@ class Classifier:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        backbone: str | None = None,
+        backbone: str | nn.Module | None = None,
         *,
         device: Literal["auto", "cpu", "cuda"] = "auto",
         seed: int = 0,
@@ -211,7 +213,7 @@ class Classifier:
         engine = Engine(plan.settings, seed=self.seed, device=self.device)
         engine.fit_base(base)
         store = Store.create(self.path, self._meta(), self._waiting, self._wait)
-        if not unseen:
+        if self._encoder.kept:
             self._encoder.save(self.path / "backbone.safetensors")
         with store.writing(self._waiting, self._wait) as change:
             change.describe({**self._meta(), "rehearsal": plan.tried})
@@ -219,7 +221,7 @@ class Classifier:
             self._commit(change, "fit", str(lesson), engine, first=True)
         store.close()
         self._store = Store.open(self.path)
-        self.remarks = beside(photos) + lesson.remarks + engine.remarks
+        self.remarks = beside(photos) + lesson.remarks + engine.remarks + self._licence()
         if not len(self.known().confidence.quantiles):
             self.remarks.append("so few photos do not tell what is usual: nothing will be called unknown")
         return self
@@ -466,30 +468,38 @@ class Classifier:
     @cached_property
     def _encoder(self) -> Encoder:
         """The frozen backbone, checked to be the one that the store's features come from."""
-        reference = self._backbone or BACKBONE
         made = None if self._store is None else Made.of(self._store)
-        if made is not None:
-            own = self.path / "backbone.safetensors"
-            named = self._backbone is not None and ":" in self._backbone
-            if own.exists() and (named or self._backbone is None):
-                made.check(own)
-                reference = f"{self._backbone}@{own}" if named else str(own)
-            elif self._backbone is None:
-                reference = backbones.registered(made.backbone).name
+        reference = self._reference(made)
         with torch.random.fork_rng(devices=[]):
             readings = self._readings(reference, None if made is None else made.encoder)
             encoder = encoders.load_encoder(reference, natural(224), **readings).to(torch.device(self.device))
         if made is not None and encoder.identity != made.encoder:
             raise Misuse(
-                f"the store at {self.path} was made with {made.encoder.name} of weights {made.encoder.weights}; "
-                f"{reference} has weights {encoder.weights}, or another transform of pictures"
+                f"the store at {self.path} was made with {made.backbone} of weights {made.encoder.weights}; "
+                f"{encoder.source} has weights {encoder.weights}, or another transform of pictures"
             )
         return encoder
 
-    def _readings(self, reference: str, made: Identity | None) -> dict[str, int]:
+    def _reference(self, made: Made | None) -> str | nn.Module:
+        """What the encoder is loaded from: what was given, or what the store keeps or names."""
+        given, own = self._backbone, self.path / "backbone.safetensors"
+        if made is None:
+            return BACKBONE if given is None else given
+        code = isinstance(given, str) and backbones.is_code(given)
+        if own.exists() and (code or given in (None, made.backbone)):
+            made.check(own)
+            return f"{given}@{own}" if code else str(own)
+        if given is not None:
+            return given
+        try:
+            return backbones.registered(made.backbone).name
+        except Misuse as error:
+            raise Misuse(f"the store at {self.path} cannot see photos without its backbone: {error}") from error
+
+    def _readings(self, reference: str | nn.Module, made: Identity | None) -> dict[str, int]:
         """How photos are read: as the store says, or as was asked for."""
         if made is None:
-            default = LITE_BLOCKS if reference.startswith("efficientnet_lite") else 1
+            default = LITE_BLOCKS if str(reference).startswith("efficientnet_lite") else 1
             return {
                 "blocks": default if self._blocks is None else self._blocks,
                 "looks": 1 if self._looks is None else self._looks,
@@ -500,10 +510,17 @@ class Classifier:
                 raise Misuse(f"the store at {self.path} was made with `{name}` {own[name]}, not {asked}")
         return {**own, "turns": made.turns}
 
+    def _licence(self) -> list[str]:
+        licence = self._encoder.meta.get("licence")
+        return [] if licence is None else [f"the weights of {self._encoder.source} have the licence: {licence}"]
+
     def _meta(self) -> dict[str, Any]:
         own = self.path / "backbone.safetensors"
         file = content_digest(own.read_bytes()) if own.is_file() else None
-        return to_json(Made(self._encoder.name, self._encoder.identity, self.seed, __version__, file))
+        licence = self._encoder.meta.get("licence")
+        return to_json(
+            Made(self._encoder.source, self._encoder.identity, self.seed, __version__, file, licence=licence)
+        )
 
     def _all_photos(self, name: str, lesson: Lesson) -> Tensor:
         """Features (n, d) of a known class's photos, old and new."""

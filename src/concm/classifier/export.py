@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from concm.backbones.encoder import Encoder
+from concm.backbones.onnx import OnnxNetwork
 from concm.backbones.readings import looks_at, read
 from concm.classifier.confidence import Confidence, familiarity
 from concm.engine.concm import Engine
@@ -57,6 +58,10 @@ def write_onnx(path: Path, encoder: Encoder, engine: Engine, confidence: Confide
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise Misuse('writing ONNX needs more packages: pip install "concm[onnx]"') from error
+    if isinstance(encoder.network, OnnxNetwork):
+        raise Misuse(
+            f"{encoder.source} is an ONNX network already, of which no other can be made; export the structure"
+        )
     inputs = tensors(engine, confidence)
     side = encoder.transform.resize
     pixels = torch.zeros(2, side, side, 3, dtype=torch.uint8)
@@ -70,7 +75,7 @@ def write_onnx(path: Path, encoder: Encoder, engine: Engine, confidence: Confide
     device = encoder.device
     network = _Whole(encoder, engine.head).cpu()
     try:
-        with _quiet():
+        with quiet():
             program = torch.onnx.export(
                 network,
                 (pixels, *inputs.values()),
@@ -83,7 +88,7 @@ def write_onnx(path: Path, encoder: Encoder, engine: Engine, confidence: Confide
     finally:
         encoder.to(device)
     assert program is not None
-    meta = {**about(engine, confidence, version), "transform": asdict(encoder.transform), "backbone": encoder.name}
+    meta = {**about(engine, confidence, version), "transform": asdict(encoder.transform), "backbone": encoder.source}
     program.model.metadata_props.update({name: json.dumps(value) for name, value in meta.items()})
     with replacing(path) as draft:
         program.save(draft)
@@ -112,7 +117,7 @@ class _Whole(nn.Module):
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence the exporter's warnings about packages that it does not need and about names of axes."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

@@ -5,21 +5,20 @@ from __future__ import annotations
 import difflib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, wraps
 from hashlib import blake2b
 from importlib import import_module
 from importlib.metadata import entry_points
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from concm.errors import Misuse, did_you_mean
 from concm.features.sessions import BaseSession, Session
+from concm.importing import FAILURES, imported
 from concm.methods.entry import Entry, Group
 from concm.methods.variants import vary
 from concm.records import to_json
@@ -250,40 +249,11 @@ def _imported(module: str, attribute: str) -> Entry | None:
         return None
     reference = f"{module}:{attribute}"
     try:
-        with _current_folder():
-            found = _loaded(Path(module)) if module.endswith(".py") else import_module(module)
-        make = getattr(found, attribute)
-    except (ImportError, AttributeError, OSError, ValueError, TypeError, SyntaxError) as error:
+        make = imported(module, attribute)
+    except FAILURES as error:
         close = difflib.get_close_matches(module, entries(), n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise Misuse(f"cannot import the method {reference!r}: {error}{hint}") from error
     if not isinstance(make, type) or not _has_verbs(make):
         raise Misuse(f"{reference!r} is no method: it needs to be a class with the verbs fit_base, learn and scores")
     return _entry_of(make, reference)
-
-
-def _loaded(file: Path) -> Any:
-    """A file as a module, under a name that no other module can have."""
-    content = blake2b(file.read_bytes(), digest_size=8).hexdigest() if file.is_file() else ""
-    name = f"concm_method:{file.resolve()}:{content}"  # an edited file is another module
-    spec = spec_from_file_location(name, file)
-    if spec is None or spec.loader is None or not file.is_file():
-        raise ImportError(f"no Python file at {file}")
-    if name not in sys.modules:
-        sys.modules[name] = module_from_spec(spec)  # before it runs: dataclasses look their module up
-        try:
-            spec.loader.exec_module(sys.modules[name])
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
-
-
-@contextmanager
-def _current_folder() -> Iterator[None]:
-    """Allow imports from the current folder, as `python -m` does."""
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(Path.cwd()))

@@ -22,12 +22,12 @@ from concm.backbones.encoder import Encoder
 from concm.backbones.onnx import OnnxNetwork
 from concm.backbones.readings import looks_at, read
 from concm.classifier.confidence import Confidence, familiarity
+from concm.classifier.structure import KIND as KIND
 from concm.engine.concm import Engine
 from concm.engine.head import Head
 from concm.errors import Misuse
 from concm.files import replacing, save_tensors
 
-KIND = "concm-structure-2"
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
 HEAD = tuple(item.name for item in fields(Head) if item.name not in ("metric", "weights"))
 OUTPUTS = ("probabilities", "familiarity")
@@ -41,9 +41,18 @@ def tensors(engine: Engine, confidence: Confidence) -> dict[str, Tensor]:
 
 
 def about(engine: Engine, confidence: Confidence, version: int) -> dict[str, Any]:
-    """The meaning of the outputs: labels in order, and for each rate the familiarity below which photos are unknown."""
+    """The meaning of the outputs: labels in order, and the familiarity below which photos are unknown.
+
+    It stands there for common rates, and as the quantiles of what is usual, from which any other follows.
+    """
     thresholds = {f"{rate:g}": max(confidence.threshold(rate), -1e30) for rate in RATES}
-    return {"labels": engine.names, "base": engine.memory.base, "version": version, "unknown_below": thresholds}
+    return {
+        "labels": engine.names,
+        "base": engine.memory.base,
+        "version": version,
+        "unknown_below": thresholds,
+        "quantiles": confidence.quantiles.tolist(),
+    }
 
 
 def write_structure(path: Path, engine: Engine, confidence: Confidence, version: int) -> None:

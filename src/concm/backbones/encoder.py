@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from concm import backbones
-from concm.backbones import modules, onnx, readings, timm
+from concm.backbones import cores, fast, modules, onnx, readings, timm
 from concm.backbones.efficientnet_lite import EfficientNetLite
 from concm.backbones.identity import Identity as Identity
 from concm.data import augment
@@ -169,7 +169,22 @@ class Encoder:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(n, h, w, 3) uint8 → (n, d) float32 on the CPU."""
-        return self._features(readings.looks_at(pixels, self.transform, self.looks)).cpu()
+        return self._shared(lambda part: self._features(readings.looks_at(part, self.transform, self.looks)), pixels)
+
+    def _shared(self, read: Callable[[Tensor], Tensor], pictures: Tensor) -> Tensor:
+        """Features of pictures on the CPU; on a CPU each core reads its share by itself.
+
+        Cores that compute one picture together wait for each other, for ever where they are shared with others.
+        """
+        workers = min(self.workers, len(pictures))
+        if workers < 2:
+            return read(pictures).cpu()
+        return torch.cat(list(cores.together(read, pictures.chunk(workers), workers)))
+
+    @property
+    def workers(self) -> int:
+        """How many threads may encode by themselves: the cores of a CPU as far as torch may use them, one for a GPU."""
+        return cores.budget() if self.device.type == "cpu" else 1
 
     def views(self, pixels: Tensor, ids: list[str], views: int, seed: int = 0) -> Tensor:
         """Features (n, views, d) of weak views, which depend only on the picture, its id and the seed."""
@@ -177,14 +192,19 @@ class Encoder:
         out = []
         for view in range(views):
             images = augment.weak(pixels, random[:, view], self.transform.size)
-            out.append(self._features([self.transform.normalise(images)]).cpu())
+            out.append(self._shared(lambda part: self._features([self.transform.normalise(part)]), images))
         return torch.stack(out, 1)
 
     @torch.inference_mode()
     def _features(self, looks: Iterable[Tensor]) -> Tensor:
         looks = (images.contiguous(memory_format=torch.channels_last) for images in looks)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            return readings.read(self.network, looks, blocks=self.blocks, turns=self.turns)
+            network = self._fast if self.device.type == "cpu" else self.network
+            return readings.read(network, looks, blocks=self.blocks, turns=self.turns)
+
+    @cached_property
+    def _fast(self) -> nn.Module:
+        return fast.fast(self.network)
 
     def save(self, path: Path) -> None:
         """Write the network with what is needed to use it again."""

@@ -120,9 +120,11 @@ def registered(name: str) -> Backbone:
     if name in _named_by_the_user:
         return _named_by_the_user[name]
     if name.startswith(MODULE):
-        raise Misuse(f"the backbone is a network of yours, {name.removeprefix(MODULE)}: give it as `backbone`")
+        raise Misuse(f"the backbone is a network of yours, {name.removeprefix(MODULE)}: give the same one, in Python")
     if name.endswith(".onnx"):
-        raise Misuse(f"the backbone is the network of {name}, which a file may not run: give that file as `backbone`")
+        raise Misuse(
+            f"the backbone is the network of {name}, which no file may run: name that file yourself as the backbone"
+        )
     if re.match(SOURCES, name):
         raise Misuse(f"the backbone is {name!r}, whose weights are not with it: name it yourself as the backbone")
     if ":" in name:

@@ -14,6 +14,7 @@ import os
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +41,7 @@ from concm.classifier.prediction import Known, Prediction, Predictions, check_ra
 from concm.classifier.rehearsal import Plan, rehearse
 from concm.classifier.rows import ClassRow, PhotoRow, VersionRow, state_file
 from concm.classifier.store import Store
-from concm.classifier.stream import encoded
+from concm.classifier.stream import Encoded, encoded, in_piles
 from concm.data.images import Broken, BrokenPicture
 from concm.data.scenarios import natural
 from concm.engine.concm import Engine
@@ -49,6 +50,7 @@ from concm.engine.settings import Settings
 from concm.errors import ConcmError, Misuse, loading
 from concm.features.sessions import Session
 from concm.files import content_digest
+from concm.progress import track
 from concm.records import from_json, to_json
 
 BACKBONE = "efficientnet_lite0"
@@ -387,11 +389,25 @@ class Classifier:
         if top < 1:
             raise Misuse(f"at least one guess must be asked for, not {top}")
         self.known()
-        for item in encoded(self._encoder, pictures, thumbnails=False, title="predicting"):
+        piles = in_piles(self._encoder, pictures, thumbnails=False)
+        found = chain.from_iterable(self._answers(pile, unknown_rate, top) for pile in piles)
+        yield from track(found, "predicting", len(pictures))
+
+    def _answers(
+        self, pile: list[Encoded | BrokenPicture], unknown_rate: float, top: int
+    ) -> Iterator[Prediction | BrokenPicture]:
+        """Answers to photos that were encoded together: all at once, and again if a new version comes in between."""
+        seen = [item for item in pile if isinstance(item, Encoded)]
+        known, answers = None, dict[int, Prediction]()
+        for item in pile:
             if isinstance(item, BrokenPicture):
                 yield item
                 continue
-            yield self.known().prediction(item.name, item.features, unknown_rate, top)
+            if (now := self.known()) is not known:
+                known, features = now, torch.stack([own.features for own in seen])
+                found = now.predictions([own.name for own in seen], features, unknown_rate, top)
+                answers = {id(own): answer for own, answer in zip(seen, found, strict=True)}
+            yield answers[id(item)]
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Probabilities (n, classes) in the order of `classes_`."""
@@ -494,7 +510,7 @@ class Classifier:
         try:
             return backbones.registered(made.backbone).name
         except Misuse as error:
-            raise Misuse(f"the store at {self.path} cannot see photos without its backbone: {error}") from error
+            raise Misuse(f"the store at {self.path} cannot see photos: {error}") from error
 
     def _readings(self, reference: str | nn.Module, made: Identity | None) -> dict[str, int]:
         """How photos are read: as the store says, or as was asked for."""

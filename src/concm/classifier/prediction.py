@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from concm.backbones.cores import one_thread
 from concm.classifier.answers import Prediction as Prediction
 from concm.classifier.answers import Predictions as Predictions
 from concm.classifier.answers import check_rate as check_rate
@@ -74,22 +75,32 @@ class Known:
 
     def prediction(self, name: str, features: Tensor, unknown_rate: float, top: int) -> Prediction:
         """What a photo with these features (d,) shows."""
-        scores = self.scores(features[None])
-        probabilities = self.confidence.probabilities(scores)[0]
-        familiar = float(self.confidence.familiarity(scores)[0])
-        best = probabilities.topk(min(top, len(probabilities)))
-        names = self.engine.names
-        guesses = [(names[at], p) for at, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
-        strange = familiar < self._threshold(unknown_rate)
+        return self.predictions([name], features[None], unknown_rate, top)[0]
+
+    def predictions(self, names: Sequence[str], features: Tensor, unknown_rate: float, top: int) -> list[Prediction]:
+        """What photos with these features (n, d) show."""
+        with one_thread():
+            scores = self.scores(features)
+            probabilities, familiar = self.confidence.probabilities(scores), self.confidence.familiarity(scores)
+            best = probabilities.topk(min(top, probabilities.shape[1]))
+        below = self._threshold(unknown_rate)
+        rows = zip(names, best.indices.tolist(), best.values.tolist(), familiar.tolist(), strict=True)
+        return [self._prediction(*row, below) for row in rows]
+
+    def _prediction(
+        self, name: str, best: list[int], scores: list[float], familiarity: float, below: float
+    ) -> Prediction:
+        strange = familiarity < below
+        guesses = [(self.engine.names[at], score) for at, score in zip(best, scores, strict=True)]
         return Prediction(
             label=UNKNOWN if strange else guesses[0][0],
             score=guesses[0][1],
             top=guesses,
             unknown=strange,
-            novel=int(best.indices[0]) >= self.engine.memory.base,
+            novel=best[0] >= self.engine.memory.base,
             version=self.version,
             photo=name,
-            familiarity=bisect_right(self._usual, familiar) / len(self._usual),
+            familiarity=bisect_right(self._usual, familiarity) / len(self._usual),
         )
 
     def _threshold(self, rate: float) -> float:

@@ -49,7 +49,7 @@ def write_folder(folder: Path, architecture: str, weights: dict[str, Tensor], **
     folder.mkdir(parents=True)
     save_file({name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors")
     arguments = {"model_args": config.pop("model_args")} if "model_args" in config else {}
-    described = {"architecture": architecture, "num_classes": 0, **arguments, "pretrained_cfg": config}
+    described = {"architecture": architecture, **arguments, "pretrained_cfg": config}
     (folder / "config.json").write_text(json.dumps(described))
     return f"local-dir:{folder}"
 

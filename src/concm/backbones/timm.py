@@ -29,7 +29,7 @@ def found(reference: str) -> Found:
     timm = _timm()
     name = reference.removeprefix(KEPT)
     try:
-        kept, arguments = _architecture(timm, name)
+        kept, arguments = _architecture(name)
         network = timm.create_model(name, pretrained=True, num_classes=0)
         config: dict[str, Any] = network.pretrained_cfg
         transform = configured(timm.data.resolve_data_config(pretrained_cfg=config, model=network))
@@ -41,7 +41,7 @@ def found(reference: str) -> Found:
     return Found(reference if arguments else f"{KEPT}{kept}", network, transform, reference, str(licence))
 
 
-def _architecture(timm: ModuleType, name: str) -> tuple[str, Mapping[str, Any]]:
+def _architecture(name: str) -> tuple[str, Mapping[str, Any]]:
     """The name of the architecture, and the arguments that it is made with beside its name."""
     if not re.match(SOURCES, name):
         return name, {}

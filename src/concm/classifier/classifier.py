@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from concm import __version__, backbones
 from concm.backbones import encoder as encoders
+from concm.backbones.cores import one_thread
 from concm.backbones.encoder import Encoder, Identity
 from concm.classifier.change import Change
 from concm.classifier.confidence import ENOUGH, Confidence
@@ -57,6 +59,8 @@ BACKBONE = "efficientnet_lite0"
 LITE_BLOCKS = 2
 """How many of the last blocks of an EfficientNet-Lite photos are read from, unless something else is asked for."""
 UNKNOWN_RATE = 0.05
+FEW = 5000
+"""Photos up to which a store is fitted on one thread: where cores are shared, more wait longer than they compute."""
 Given = str | os.PathLike[str] | Mapping[str, Any]
 """A folder of class folders, a CSV file of paths and labels, or pictures by class name."""
 
@@ -205,6 +209,14 @@ class Classifier:
         lesson = only_new(lesson, duplicates)
         if lost := groups.keys() - lesson.photos.keys():
             raise ConcmError(f"class {min(lost)!r} has no photo left that can be used")
+        with one_thread() if len(lesson.names) <= FEW else nullcontext():
+            engine = self._fitted(lesson, lean, settings)
+        self.remarks = beside(photos) + lesson.remarks + engine.remarks + self._licence()
+        if not len(self.known().confidence.quantiles):
+            self.remarks.append("so few photos do not tell what is usual: nothing will be called unknown")
+        return self
+
+    def _fitted(self, lesson: Lesson, lean: Lean, settings: Settings | None) -> Engine:
         base = lesson.base_session()
         unseen = self._encoder.meta.get("recipe") is None
         plan = (
@@ -223,10 +235,7 @@ class Classifier:
             self._commit(change, "fit", str(lesson), engine, first=True)
         store.close()
         self._store = Store.open(self.path)
-        self.remarks = beside(photos) + lesson.remarks + engine.remarks + self._licence()
-        if not len(self.known().confidence.quantiles):
-            self.remarks.append("so few photos do not tell what is usual: nothing will be called unknown")
-        return self
+        return engine
 
     def learn(
         self,

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from cyclopts import App, CycloptsError
 
 from concm import __version__, progress
-from concm.cli import base, bench, corrections, lists, photos, serve
+from concm.cli import base, bench, corrections, lists, paper, photos, serve
 from concm.cli.options import complain, in_options, printable_streams
 from concm.errors import ConcmError
 
@@ -41,6 +41,7 @@ for command in (
     *(lists.attributes, lists.scenarios, lists.backbones),
 ):
     app.command(command)
+app.command(paper.app)
 
 
 class _Lines(logging.Handler):

@@ -58,7 +58,7 @@ class Row:
 
     `above_curve` are points of novel accuracy over the control's curve on the same shots, at the row's own base
     accuracy, with the 95 % interval of their mean over the draws. `by_draw` has AHM, FA and those points draw by draw,
-    and which draws they are.
+    and which draws they are; `by_session` what else is known of each session, the base session first.
     """
 
     method: str
@@ -84,6 +84,7 @@ class Row:
     above_curve: float | None = None
     above_interval: tuple[float, float] | None = None
     by_draw: dict[str, list[float]] = field(default_factory=dict)
+    by_session: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, results: Sequence[Result], control: Sequence[Result] = ()) -> Row:
@@ -129,6 +130,7 @@ class Row:
                 **{name: _by_draw([getattr(entry, name) for entry in summaries], draws) for name in ("ahm", "fa")},
                 **({"above_curve": above} if above else {}),
             },
+            by_session={name: by_session(name) for name in ("acc", "acc_base", "acc_novel", "ber")},
         )
 
 

@@ -98,7 +98,7 @@ def _seal(tensors: Mapping[str, Tensor], text: str) -> str:
     for name in sorted(tensors):
         value = tensors[name]
         state.update(f"{name}:{value.dtype}:{tuple(value.shape)}".encode())
-        state.update(memoryview(value.contiguous().flatten().view(torch.uint8).numpy()))
+        state.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
     return state.hexdigest()
 
 

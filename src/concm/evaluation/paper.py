@@ -51,11 +51,6 @@ class Experiment:
         """The options by which the scenario is cut otherwise."""
         return "".join(f" --{name} {value}" for name, value in (("way", self.way), ("shot", self.shot)) if value)
 
-    @property
-    def command(self) -> str:
-        """What makes it."""
-        return f"concm paper run {self.name}"
-
     def printed(self, line: Line) -> published.Row | None:
         """The paper's row beside a line."""
         if self.table is None or not line.printed:

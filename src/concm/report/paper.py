@@ -68,21 +68,13 @@ def found(experiment: Experiment, results: Path) -> Table | None:
 
 def _overview(results: Path) -> Section:
     """Which experiments there are, what makes them, and which have been run."""
-    rows: list[tuple[str, ...]] = [("experiment", "what", "scenario", "made by", "draws", "backbone, passes")]
+    rows: list[tuple[str, ...]] = [("experiment", "scenario", "draws", "backbone, passes", "what")]
     for experiment in experiments().values():
         table = found(experiment, results)
         network = "" if table is None else f"{table.backbone['name']}, {table.passes}"
-        rows.append(
-            (
-                experiment.name,
-                experiment.title,
-                experiment.scenario + experiment.cut,
-                experiment.command,
-                "not run" if table is None else str(table.draws),
-                network,
-            )
-        )
-    return Section("What was run", tables=(tuple(rows),))
+        draws = "not run" if table is None else str(table.draws)
+        rows.append((experiment.name, experiment.scenario + experiment.cut, draws, network, experiment.title))
+    return Section("What was run", "Each is made by `concm paper run` and its name.", tables=(tuple(rows),))
 
 
 def _experiments(results: Path) -> Iterator[Section]:

@@ -24,7 +24,7 @@ app = App(
 )
 for command in (
     *(photos.fit, photos.learn, photos.predict),
-    *(looking.evaluate, looking.show, photos.calibrate),
+    *(looking.evaluate, looking.check, looking.show, photos.calibrate),
     *(corrections.rename, corrections.merge, corrections.move, corrections.remove),
     *(corrections.forget, corrections.undo),
     *(keeping.verify, keeping.backup, keeping.export),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from concm.cli.options import complain
 from concm.cli.stores import Access, Reading, print_json
+from concm.errors import at_least
 from concm.records import to_json
 
 if TYPE_CHECKING:
@@ -122,3 +123,26 @@ def _write_page(page: Path, store: Path, result: Evaluation, photos: Path, readi
     pictures = {called(photo, at): photo for at, photo in enumerate(every)}
     text = evaluation_page(store.resolve().name, result, pictures)
     write_whole(page, text.encode(errors="backslashreplace"))
+
+
+def check(store: Path, /, *, most: int = 10, json: bool = False, access: Access = Access()) -> None:  # noqa: B008
+    """Say which classes need more photos, which photos are likely mislabelled or do harm, and what is confused.
+
+    Parameters
+    ----------
+    store
+        The classifier's folder; nothing in it is changed.
+    most
+        How many photos and confusions of each kind to list.
+    json
+        Print all that was found as JSON.
+    """
+    from concm.report.check import show_check
+
+    at_least(1, most=most)
+    with access.open(store) as classifier:
+        found = classifier.check()
+    if json:
+        print_json(to_json(found))
+    else:
+        show_check(found, most)

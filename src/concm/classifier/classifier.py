@@ -25,7 +25,9 @@ from torch import Tensor
 from concm import __version__, backbones
 from concm.backbones import encoder as encoders
 from concm.backbones.encoder import Encoder, Identity
+from concm.classifier.album import Album
 from concm.classifier.change import Change
+from concm.classifier.check import Check, check
 from concm.classifier.confidence import ENOUGH, Confidence
 from concm.classifier.corrections import Chosen, Correction
 from concm.classifier.duplicates import Duplicates, check_duplicates, only_new
@@ -56,7 +58,7 @@ LITE_BLOCKS = 2
 """How many of the last blocks of an EfficientNet-Lite photos are read from, unless something else is asked for."""
 UNKNOWN_RATE = 0.05
 Given = str | os.PathLike[str] | Mapping[str, Any]
-"""A folder of class folders, a CSV file of paths and labels, or pictures by class name."""
+"""A folder or a zip file of class folders, a CSV file of paths and labels, or pictures by class name."""
 
 
 class Classifier:
@@ -137,6 +139,14 @@ class Classifier:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to another process: where the store is and how it is opened; it is opened there anew."""
+        how = {"device": self.device, "seed": self.seed, "wait": self._wait, "blocks": self._blocks}
+        return {"path": self.path.absolute(), "backbone": self._backbone, "looks": self._looks, **how}
+
+    def __setstate__(self, how: dict[str, Any]) -> None:
+        self.__init__(**how)  # type: ignore[misc]
 
     # State
 
@@ -391,6 +401,11 @@ class Classifier:
                 continue
             yield self.known().prediction(item.name, item.features, unknown_rate, top)
 
+    def features(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
+        """Features (n, d) of pictures by the store's backbone, for `concm.ConCM` or whatever else works on features."""
+        items = [whole(item) for item in encoded(self._encoder, listed(pictures), thumbnails=False, title="photos")]
+        return np.array([item.features.numpy() for item in items], np.float32)
+
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Probabilities (n, classes) in the order of `classes_`."""
         self.known()
@@ -427,6 +442,15 @@ class Classifier:
         except ConcmError as error:  # the result is returned even if it cannot be stored
             self.remarks = [*self.remarks, f"the figures were not kept: {error}"]
         return result
+
+    def check(self) -> Check:
+        """What the taught photos say of each other: classes that need more, confused ones, and photos to look at.
+
+        For each class there is the accuracy to be expected now and with more photos; photos that are likely mislabelled
+        and those that do harm come with the worst first. Nothing is encoded, and nothing is changed.
+        """
+        known = self.known()
+        return check(Album.of(self.store, known), known)
 
     def export(
         self, onnx: str | os.PathLike[str] | None = None, structure: str | os.PathLike[str] | None = None

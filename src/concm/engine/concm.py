@@ -232,12 +232,13 @@ class Engine(Stateful):
             strange = ~kinship(known, names, self.pool).any(1)
         else:
             strange = ~known.classes(names)[1].any(1)
-        said = "means nothing" if self.prior is not None else "has no attributes"
-        self.remarks += [
-            f"{name!r} {said} here: its prototype comes from its images"
-            for name, nothing in zip(names, strange.tolist(), strict=True)
-            if nothing
-        ]
+        said = ("means nothing", "mean nothing") if self.prior is not None else ("has no attributes", "have none")
+        found = [repr(name) for name, nothing in zip(names, strange.tolist(), strict=True) if nothing]
+        if len(found) == 1:
+            self.remarks.append(f"{found[0]} {said[0]} here: its prototype comes from its images")
+        elif found:
+            some = ", ".join(found[:5]) + (" …" if len(found) > 5 else "")
+            self.remarks.append(f"{len(found)} names {said[1]} here ({some}): their prototypes come from their images")
 
     @property
     def semantics(self) -> Semantics | Nameless:

@@ -28,6 +28,7 @@ class Shown:
     score: float | None = None
     others: tuple[tuple[str, float], ...] = ()
     right: bool | None = None
+    file: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,10 @@ def _card(item: Shown) -> str:
     other = item.truth and item.truth != item.said
     truth = f'<p class="truth">really <b>{escape(item.truth or "")}</b></p>' if other else ""
     answers = "".join(_answer(name, score) for name, score in ((item.said, item.score), *item.others))
+    file = f'<p class="truth">{escape(item.file)}</p>' if item.file else ""
     return (
         f'<figure class="{kind}">{_image(item.photo, f"{of}, called {item.said}: {word}")}<figcaption>'
-        f'<p class="verdict"><span aria-hidden="true">{mark}</span> {word}</p>{truth}<ol>{answers}</ol>'
+        f'<p class="verdict"><span aria-hidden="true">{mark}</span> {word}</p>{truth}<ol>{answers}</ol>{file}'
         "</figcaption></figure>\n"
     )
 

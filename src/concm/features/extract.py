@@ -37,9 +37,10 @@ def extract(
 ) -> Bank:
     """Encode base, novel and test images, `views` of the candidate shots, and base statistics.
 
-    With `base_views` the base images that are kept have views too. The limits keep so many images per class (a seeded choice); statistics always come from all base images that were
-    trained on. Those that were held out of training follow them in the base part, marked. With `keep_pictures` the bank
-    also has the pictures and the backbone, for methods that go on training it.
+    With `base_views` the base images that are kept have views too. The limits keep so many images per class (a seeded
+    choice); statistics always come from all base images that were trained on. Those that were held out of training
+    follow them in the base part, marked. With `keep_pictures` the bank also has the pictures and the backbone, for
+    methods that go on training it.
     """
     if keep_pictures and not encoder.plain:
         raise Misuse(

@@ -13,7 +13,7 @@ from concm.evaluation.statistics import Printed, Row, Table
 from concm.methods.closer import SpreadAndCloseness
 from concm.methods.registry import known
 from concm.records import to_json
-from concm.report import leaderboard
+from concm.report import leaderboard, papers
 from concm.training.recipe import Recipe
 from tests.support.tiny import call, sentence
 
@@ -160,7 +160,7 @@ def test_references_do_not_count_as_better():
 
 @pytest.mark.promise
 def test_the_verdict_is_computed_session_by_session_and_no_words_take_its_place(monkeypatch):
-    monkeypatch.setattr(leaderboard, "remarks", lambda scenario: {"teen": "another backbone"})
+    monkeypatch.setattr(papers, "remarks", lambda scenario: {"teen": "another backbone"})
     away = replace(row("teen", 51.0, 60.5), hm=[53.0] * 4 + [46.0] * 4)
     papers = under(
         leaderboard.page(table(away, row("orco", 58.0, 52.0)), [], "x.png").splitlines(), "Beside their papers"
@@ -267,7 +267,7 @@ def test_something_else_than_a_table_is_refused(tmp_path, capsys):
 def test_remarks_are_about_registered_methods(scenario):
     from concm.methods import entries
 
-    assert leaderboard.remarks(scenario).keys() <= entries().keys()
+    assert papers.remarks(scenario).keys() <= entries().keys()
 
 
 def test_the_page_in_the_documentation_is_the_one_that_its_files_give():

@@ -213,7 +213,9 @@ def test_the_commands_have_help(capsys):
         ("concm:alpha.beta=3", "alpha has no settings of its own"),
         ("ncm:alpha=1", "method ncm has no settings"),
         ("concm:structure=fixed", "needs total=N"),
-        ("concm:schedule=released", "needs sessions=N"),
+        ("equal:nmc", "no method called 'nmc'; did you mean ncm?"),
+        ("equal:concm", "concm cannot stand on equal footing: it has that metric itself"),
+        ("equal:oracle", "oracle cannot stand on equal footing: it works on more than the features of the shots"),
     ],
 )
 def test_a_method_or_setting_that_there_is_not_is_refused(bank, tmp_path, capsys, method, why):

@@ -203,8 +203,9 @@ def choose(words: str) -> Choice:
         raise Misuse(f"no method called {name!r}; {did_you_mean(name, entries())}")
     if entry.settings is None and changes:
         raise Misuse(f"method {entry.name} has no settings, so {changes!r} cannot be set")
-    words_given = [word for word in changes.split(",") if word]
-    settings = None if entry.settings is None else vary(entry.settings, words_given)
+    given = [word for word in changes.split(",") if word]
+    forms = [other.removeprefix(f"{name}:") for other in entries() if other.startswith(f"{name}:")]
+    settings = None if entry.settings is None else vary(entry.settings, given, forms)
     return Choice(words, entry, settings)
 
 

@@ -77,8 +77,8 @@ class PublishedSettings(Checked):
         return replace(self, alpha=0.75, lr=5e-3, width=256)
 
     def short(self) -> Self:
-        """A form for CPUs and checks: fewer steps and samples, and a smaller projector."""
-        return replace(self, episodes=200, align_epochs=30, epochs=5, hidden=256, per_base=20, per_novel=20)
+        """A form for CPUs and checks: fewer steps of larger batches, and a smaller projector."""
+        return replace(self, episodes=100, epochs=10, batch=128, hidden=256)
 
 
 @method(

@@ -21,7 +21,8 @@ QUICK = "episodes=5,align_epochs=1,epochs=1,hidden=16,per_base=6,per_novel=4"
 
 
 def taught(words: str, world: World, until: int = 1) -> ConCMPublished:
-    method = choose(f"{words},{QUICK}").build(seed=0, device="cpu")
+    form, _, more = words.partition(",")
+    method = choose(f"{form},{QUICK},{more}").build(seed=0, device="cpu")
     for session in world.sessions[: until + 1]:
         teach(method, session)
     assert isinstance(method, ConCMPublished)

@@ -230,7 +230,7 @@ def _costs(sources: list[tuple[Row, Table]]) -> list[str]:
         "PD is how far accuracy falls from the base session to the last; seconds are those of one draw, all sessions "
         "with their evaluation; MB is what is kept between sessions beside trained weights. Exemplars are images, or "
         "their features, that are kept; base images are those of each base class whose features the bank gives, of all "
-        "that were trained on; passes are looks of the backbone at each picture."
+        "that were trained on; passes are looks of the backbone at each picture; older tables do not say either."
     )
     body = [line(mark(row.method), *costs(row, own)) for row, own in sorted(sources, key=lambda pair: pair[0].method)]
     return ["## What each costs", "", about, "", *ruled("method", *COSTS), *body, ""]

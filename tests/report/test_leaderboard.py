@@ -180,9 +180,19 @@ def test_what_each_row_saw_and_keeps_stands_with_what_it_costs(page):
     assert line(under(found, "What each costs"), "| `orco`").split(" | ")[7:9] == ["24 of 490", "4"]
     assert line(under(found, "What each costs"), "| `concm`").split(" | ")[6] == "5 per novel class"
     assert (
-        "Methods see at most 24 of the 490 images of each base class that were trained on and 10 that were not, and "
-        "36 candidates of each novel class, 3 views each; the backbone saw each picture 4 times." in "".join(found)
+        "Methods see 24 of the 490 images of each base class that were trained on and 10 that were not, and 36 "
+        "candidates of each novel class, 3 views each; the backbone saw each picture 4 times. So what is trained on "
+        "base features sees 5 % of them, and references are no upper bounds." in "".join(found)
     )
+
+
+def test_a_fuller_bank_of_the_same_backbone_has_a_table_of_its_own():
+    full = replace(table(row("joint", 75.0), row("orco", 60.0)), given=Given(490, 490, 10, 500, 3, 0))
+    found = leaderboard.page(SHARED, [full], "x.png").splitlines()
+    said = under(found, "With another part of the same images")
+    assert [words.split("`")[1] for words in said if words.startswith("| ") and "`" in words] == ["joint", "orco"]
+    assert "Methods see 490 of the 490 images" in "".join(said)
+    assert "## Methods with a base session of their own" not in found
 
 
 def test_references_do_not_count_as_better():
@@ -268,7 +278,8 @@ def test_the_picture_has_all_of_them(tmp_path):
 
 
 def test_a_table_of_a_plain_backbone_is_a_control():
-    plain = table(row("ncm", 30.0), row("concm", 40.0), recipe={**to_json(Recipe()), "epochs": 60, "turned": 0.0})
+    recipe = {**to_json(Recipe()), "epochs": 60, "turned": 0.0}
+    plain = table(row("ncm", 30.0), row("concm", 40.0), recipe=recipe, weights="other")
     found = under(leaderboard.page(SHARED, [plain], "x.png").splitlines(), "Methods with a base session of their own")
     cells = line(found, "| `ncm`").split(" | ")
     assert cells[1] == "ours: epochs 60, turned 0.0"

@@ -31,9 +31,10 @@ def page(found: Table, others: list[Table], picture: str) -> str:
     """All of it, from what the bench measured."""
     tuned = [other for other in others if not other.base_session and _own(other)]
     owned = [other for other in others if other.base_session and _own(other)]
-    plain = [other for other in others if not _own(other)]
-    same = [other for other in tuned if other.backbone["weights"] == found.backbone["weights"]]
-    lines = [*_beginning(found, picture), *_shared(found), *_equal(found), *_against(found, same)]
+    fuller = [other for other in others if not _own(other) and _same(other, found)]
+    plain = [other for other in others if not _own(other) and not _same(other, found)]
+    same = [other for other in tuned if _same(other, found)]
+    lines = [*_beginning(found, picture), *_shared(found), *_fuller(fuller), *_equal(found), *_against(found, same)]
     if tuned:
         lines += _tuning(tuned)
     if owned or plain:
@@ -89,6 +90,19 @@ def _shared(found: Table) -> list[str]:
         "reach so far. [What each costs](#what-each-costs) is below, as is every [session](#by-session).",
         "",
     ]
+
+
+def _fuller(others: list[Table]) -> list[str]:
+    """Rows of the same backbone on banks that hold more, or fewer, of the images."""
+    lines = ["## With another part of the same images", ""] if others else []
+    for other in others:
+        lines += [f"Other draws, {ran(other)}.{given(other)}", "", *_table(other, other.rows), ""]
+    return lines
+
+
+def _same(one: Table, other: Table) -> bool:
+    """Whether two banks are of one backbone."""
+    return bool(one.backbone["weights"] == other.backbone["weights"])
 
 
 def _equal(found: Table) -> list[str]:

@@ -48,7 +48,12 @@ def given(found: Table) -> str:
     viewed = f", {bank.base_views} views each" if bank.base_views else ""
     shots = f"{bank.candidates} candidates of each novel class" + (f", {bank.views} views each" if bank.views else "")
     seen = "once" if found.passes == 1 else f"{found.passes} times"
-    return f" Methods see at most {trained}{held}{viewed}, and {shots}; the backbone saw each picture {seen}."
+    part = (
+        f" So what is trained on base features sees {100 * bank.base / bank.on:.0f} % of them, and references are no "
+        "upper bounds."
+    )
+    about = f" Methods see {trained}{held}{viewed}, and {shots}; the backbone saw each picture {seen}."
+    return about + (part if bank.base < bank.on else "")
 
 
 def ran(found: Table) -> str:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from concm import methods
 from concm.evaluation.results import Result
+from concm.methods import entries
 from tests.support.data import make_bank
 from tests.support.tiny import CONCM, call, environment, sentence, typed
 
@@ -193,6 +195,14 @@ def test_the_commands_have_help(capsys):
     for command in ("bench", "methods"):
         assert call(command, "--help") == 0
         assert f"concm {command}" in capsys.readouterr().out
+
+
+def test_all_on_equal_footing_are_those_that_can_stand_there(bank, tmp_path, monkeypatch):
+    some = {name: entry for name, entry in entries().items() if name in ("concm", "ncm", "oracle", "teen")}
+    monkeypatch.setattr(methods, "entries", lambda: some)
+    assert call(*words(bank, tmp_path, "--method", "equal:all", "--json", tmp_path / "table.json", draws=1)) == 0
+    rows = json.loads((tmp_path / "table.json").read_text())["rows"]
+    assert [row["method"] for row in rows] == ["equal:ncm", "equal:teen", "ncm_metric", "ncm", "ncm_bias"]
 
 
 # what it refuses

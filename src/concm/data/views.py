@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from concm.data import augment, policy
@@ -18,10 +19,12 @@ CUT = 0.5
 def view(pixels: Tensor, random: Tensor, size: int, kind: Augment = "shift") -> Tensor:
     """One view of each picture, by random numbers: (n, h, w, 3) uint8 and (n, RANDOMS) → (n, 3, size, size) in 0..1.
 
-    It is shifted and mirrored, and with a policy also goes through AutoAugment; that for CIFAR cuts out a square too.
+    It is shifted and mirrored. With a policy it also goes through AutoAugment, and as most authors have it, what moves
+    in is black, and with the policy for CIFAR so is a square that is cut out.
     """
-    images = augment.weak(pixels, random, size)
     if kind == "shift":
-        return images
+        return augment.weak(pixels, random, size)
+    pad = size // 8 if pixels.shape[1] - size < size // 8 else 0
+    images = augment.weak(F.pad(pixels, (0, 0, pad, pad, pad, pad)), random, size)
     images = policy.auto(images, random[:, POLICY], policy.POLICIES[kind])
-    return augment.cut_out(images, random, CUT) if kind == "cifar" else images
+    return augment.cut_out(images, random, CUT, fill=0.0) if kind == "cifar" else images

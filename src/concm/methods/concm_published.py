@@ -77,7 +77,7 @@ class PublishedSettings(Checked):
         return replace(self, alpha=0.75, lr=5e-3, width=256)
 
     def short(self) -> Self:
-        """A form for CPUs and checks: fewer steps of larger batches, and a smaller projector."""
+        """A form for checks on a CPU: fewer steps of larger batches and a smaller projector, so other figures."""
         return replace(self, episodes=100, epochs=10, batch=128, hidden=256)
 
 

@@ -6,9 +6,9 @@ too, and whoever has no partner does not count; the code of a class competes wit
 novel class has as many Gaussian samples as a base class.
 
 Here: features and views are those of the bank, as in `concm:published`. The code's views are shifts, mirror images,
-AutoAugment and a square cut out (`concm features --augment cifar`; ours fill with reflections and grey where its are
-black), and its base statistics are of one such view of each image. The last images of an epoch that do not fill a
-batch are left out. The projector begins untrained, where the authors load one that was trained with the backbone.
+AutoAugment and a square cut out (`concm features --augment cifar`), and its base statistics are of one such view of
+each image. The last images of an epoch that do not fill a batch are left out. The projector begins untrained, where the
+authors load one that was trained with the backbone.
 """
 
 from __future__ import annotations

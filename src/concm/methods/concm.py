@@ -14,6 +14,7 @@ from concm.methods.registry import method
     "concm",
     title="this library's engine, built on ConCM",
     paper="ICLR 2026",
+    link="https://arxiv.org/abs/2506.19558",
     code="https://github.com/wire-wqz/ConCM",
 )
 class ConCMMethod(Engine):

@@ -1,5 +1,5 @@
-"""ConCM (Wang and others, "Consistency-driven calibration and matching for few-shot class-incremental learning", ICLR
-2026) as its paper has it, beside this library's engine.
+"""ConCM (Wang, Chen, Huang and others, "Consistency-Driven Calibration and Matching for Few-Shot Class Incremental
+Learning", ICLR 2026) as its paper has it, beside this library's engine.
 
 Prototypes of few shots are completed by a network that knows which attributes their classes share (MPC). At every
 session the projected class means give the nearest simplex, and a projector is trained to match it on samples of all
@@ -85,6 +85,7 @@ class PublishedSettings(Checked):
     "concm:published",
     title="ConCM as its paper has it",
     paper="ICLR 2026",
+    link="https://arxiv.org/abs/2506.19558",
     code="https://github.com/wire-wqz/ConCM",
 )
 class ConCMPublished(Learner):

@@ -54,6 +54,7 @@ class ReleasedSettings(PublishedSettings):
     "concm:released",
     title="ConCM as its released code runs it",
     paper="ICLR 2026",
+    link="https://arxiv.org/abs/2506.19558",
     code="https://github.com/wire-wqz/ConCM",
 )
 class ConCMReleased(ConCMPublished):

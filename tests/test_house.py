@@ -98,7 +98,7 @@ PUBLIC = {
     "Misuse": "code",
     "Prediction": "",
     "Scenario": "sessions classes_of seen vary",
-    "Settings": "needs published full",
+    "Settings": "needs full",
     "__version__": None,
     "bench": None,
     "method": None,

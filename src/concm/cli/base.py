@@ -111,6 +111,8 @@ def features(
     machine: Machine = Machine(),  # noqa: B008
     validate: bool = False,
     views: int = 0,
+    augment: Literal["shift", "cifar", "imagenet"] = "shift",
+    base_views: bool = False,
     blocks: int = 1,
     turns: int = 1,
     looks: int = 1,
@@ -134,7 +136,12 @@ def features(
     validate
         Extract the validation scenario of a backbone trained with `--validate`: the bank to choose settings on.
     views
-        Augmented views (shift, mirror) to keep of each candidate shot.
+        Augmented views to keep of each candidate shot.
+    augment
+        What a view is: a shift and mirror image, or with AutoAugment by its policy for CIFAR (with a square cut out)
+        or for ImageNet, as many authors' training images are.
+    base_views
+        Keep views of the base images too, for methods that train on them.
     blocks
         How many of the network's last blocks are read, side by side in a feature.
     turns
@@ -178,6 +185,8 @@ def features(
         dataset,
         fabric,
         views=views,
+        augment=augment,
+        base_views=base_views,
         keep_pictures=keep_pictures,
         base_limit=base_limit,
         novel_limit=novel_limit,

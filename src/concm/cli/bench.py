@@ -43,9 +43,10 @@ def bench(
         A scenario whose bank ships with concm (cifar100 by default); with `--bank`, the one it must be of.
     method
         A method (see `concm methods`), with settings if you like: `concm:alpha=0.5,structure=fixed,total=100`, or a
-        preset: `concm:published`; or a class of your own: `my_method.py:MyMethod`, `package.module:MyMethod`. May be
-        given several times. `all` means all methods that can run on this bank: some need a bank of their own base
-        session, or one with pictures. The controls run in any case.
+        preset: `orco:short`; or a class of your own: `my_method.py:MyMethod`, `package.module:MyMethod`. May be given
+        several times. `all` means all methods that can run on this bank: some need a bank of their own base session,
+        or one with pictures. `equal:` before a method, or before `all`, gives it this library's metric, views and
+        operating point: `equal:teen`. The controls run in any case.
     draws
         Draws of the shots; figures are means over them.
     seeds
@@ -86,7 +87,7 @@ def bench(
     from concm.evaluation.statistics import Table
     from concm.evaluation.workers import cores
     from concm.files import refuse_stream, write_whole
-    from concm.methods import choose, entries
+    from concm.methods import EQUAL, choose, entries
     from concm.report import bench as report
     from concm.report import figures
     from concm.report.tables import say
@@ -101,12 +102,12 @@ def bench(
     source = BankSource(scenario, bank, way, shot, sessions)
     loaded = source.bank()
     others = [_comparable(Table.load(path), path, loaded) for path in beside or []]
-    every = [
-        name
-        for name, entry in entries().items()
-        if entry.meant_for(loaded.scenario.name) and unfit(choose(name), loaded) is None
-    ]
-    asked = [name for word in method or ["concm"] for name in (every if word == "all" else [word])]
+    meant = [name for name, entry in entries().items() if entry.meant_for(loaded.scenario.name)]
+    every = {
+        f"{footing}all": [f"{footing}{name}" for name in meant if unfit(choose(f"{footing}{name}"), loaded) is None]
+        for footing in ("", EQUAL)
+    }
+    asked = [name for word in method or ["concm"] for name in every.get(word, [word])]
     for name in asked:
         if why := unfit(choose(name), loaded):
             raise Misuse(why)

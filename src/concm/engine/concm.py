@@ -331,7 +331,6 @@ class Engine(Stateful):
             pairs = zip(initial, structure, strict=True)
             self.smr = sum(geometry.matching_rate(*pair) for pair in pairs) / len(networks)
         anchors = torch.arange(memory.base if session else 0, count, device=self.device)
-        weights = self._weights(session)
         contrast = settings.loss != "match"
 
         def loss() -> Tensor:
@@ -340,7 +339,7 @@ class Engine(Stateful):
             for network, own in zip(networks, structure, strict=True):
                 vectors = network(features)
                 targets = F.normalize(own) if free else own
-                value = value + losses.matching(vectors, labels, targets, scale=settings.scale, weights=weights)
+                value = value + losses.matching(vectors, labels, targets, scale=settings.scale)
                 if contrast:
                     pull = anchors if settings.loss == "match+contrast" else anchors[:0]
                     value = value + losses.anchored_contrast(vectors, labels, targets, pull, settings.temperature)
@@ -390,14 +389,6 @@ class Engine(Stateful):
             return geometry.random_simplex(room, width, same)[:count].to(initial.dtype)
         drawn = geometry.random_simplex(count, width, self.generator).to(initial.dtype)
         return geometry.assigned(initial, drawn) if kind == "greedy" else drawn
-
-    def _weights(self, session: int) -> Tensor | None:
-        """Class weights of the matching loss."""
-        if self.settings.schedule == "equal" or session == 0:
-            return None
-        weights = torch.full((len(self.memory.mean),), 2.0, device=self.device)
-        weights[: self.memory.base] = 0.05 if 2 * session <= (self.settings.sessions or 0) else 0.5
-        return weights
 
 
 def _mean_likeness(features: Tensor, labels: Tensor, classes: int) -> Tensor:

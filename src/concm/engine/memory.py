@@ -130,7 +130,7 @@ class Memory(Growing):
         """A sampler that draws so many features of each class: Gaussian, with the class's spread times `noise`.
 
         Base classes are drawn around their means (Eq. 18). Novel ones are drawn around their `exemplars` and views,
-        moved along with the calibrated prototype; or, as published, around the `prototype` itself, with as many
+        moved along with the calibrated prototype; or, as in the paper, around the `prototype` itself, with as many
         exemplars and views added unchanged. Without exemplars there is only the prototype.
         """
         classes = len(self.mean)

@@ -19,7 +19,7 @@ from concm.evaluation.results import Figures, Heading, Result, Summary
 from concm.evaluation.workers import in_processes
 from concm.features.bank import Bank
 from concm.features.sessions import Shots, draw, published
-from concm.methods import PICTURES, Choice, choice_of, choose
+from concm.methods import PICTURES, POOL, Choice, choice_of, choose
 from concm.progress import bar
 
 Listener = Callable[[str, int, float, float], None]
@@ -75,6 +75,8 @@ def unfit(choice: Choice, bank: Bank) -> str | None:
     """Why a method cannot run on a bank, if it cannot."""
     name = choice.entry.name
     objective = choice.entry.objective
+    if choice.equal and (why := _on_its_own(choice)):
+        return f"{name} cannot stand on equal footing: {why}"
     if objective is not None and bank.base_session != name:
         return f"{name} has a base session of its own: run it on a bank of `concm train --method {name}`"
     if objective is not None:
@@ -85,6 +87,17 @@ def unfit(choice: Choice, bank: Bank) -> str | None:
                 return f"this bank's base session had {setting}={had}, not {value}: write {name}:{setting}={had}"
     if PICTURES in choice.needs and not bank.weights:
         return f"{name} trains the backbone on pictures: run it on a bank of `concm features --keep-pictures`"
+    return None
+
+
+def _on_its_own(choice: Choice) -> str | None:
+    """Why the library's metric, views and operating point cannot be given to a method, if they cannot."""
+    if choice.entry.objective is not None:
+        return "what its base session learned belongs to its own features"
+    if PICTURES in choice.needs or POOL in choice.needs:
+        return "it works on more than the features of the shots"
+    if getattr(choice.settings, "whitening", None) is not None:
+        return "it has that metric itself"
     return None
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from concm.errors import loading
 from concm.evaluation import published
+from concm.evaluation.given import Given
 from concm.evaluation.results import ClassMeans, Curve, Cut, Result
 from concm.features.bank import Bank
 from concm.files import write_whole
@@ -227,8 +228,8 @@ class Printed:
 class Table:
     """What the bench measured on one bank, with the published rows of the scenario; as a file, `concm bench --json`.
 
-    `control` is the method whose curve the rows are measured against, and `passes` how often the backbone saw each
-    picture.
+    `control` is the method whose curve the rows are measured against, `passes` how often the backbone saw each picture,
+    and `given` what the bank holds, which older files do not say.
     """
 
     scenario: str
@@ -241,6 +242,7 @@ class Table:
     at_once: int | None = None
     control: str = "ncm"
     passes: int = 1
+    given: Given | None = None
 
     @classmethod
     def of(cls, bank: Bank, results: Sequence[Result], draws: int, at_once: int | None = None) -> Table:
@@ -259,6 +261,7 @@ class Table:
             at_once=at_once,
             control=CONTROL,
             passes=bank.passes,
+            given=Given.of(bank),
         )
 
     @property

@@ -5,15 +5,13 @@ from __future__ import annotations
 import difflib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from hashlib import blake2b
 from importlib import import_module
 from importlib.metadata import entry_points
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from concm.errors import Misuse, did_you_mean
 from concm.features.sessions import BaseSession, Session
 from concm.methods.entry import Entry, Group
+from concm.methods.imported import imported
 from concm.methods.variants import vary
 from concm.records import to_json
 
@@ -38,15 +37,18 @@ One that needs pictures is also given pictures to score, (n, h, w, 3), instead o
 """
 EXEMPLARS = "exemplars"
 """What a method may need to keep: single images, or their features; their number follows after a colon."""
+EQUAL = "equal:"
+"""What stands before a method that is to have this library's metric, views and operating point (`methods.footing`)."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A method with its settings, ready to be made; `label` is how the user wrote it."""
+    """A method with its settings, ready to be made; `label` is how the user wrote it, `equal` its footing."""
 
     label: str
     entry: Entry
     settings: Any
+    equal: bool = False
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -55,8 +57,10 @@ class Choice:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What it uses beyond features and labels, with these settings."""
-        return tuple(getattr(self.settings, "needs", self.entry.needs))
+        """What it uses beyond features and labels, with these settings and on this footing."""
+        own: tuple[str, ...] = tuple(getattr(self.settings, "needs", self.entry.needs))
+        added = (VIEWS, f"{EXEMPLARS}: all shots, for the operating point") if self.equal else ()
+        return (*own, *(need for need in added if need not in own))
 
     @property
     def source(self) -> str | None:
@@ -70,7 +74,13 @@ class Choice:
     def build(self, *, seed: int, device: str) -> Method:
         """A new method with these settings, which has learned nothing yet."""
         given = {} if self.settings is None else {"settings": self.settings}
-        return self.entry.make(**given, seed=seed, device=device)
+        make = partial(self.entry.make, **given, seed=seed, device=device)
+        if not self.equal:
+            return make()
+        from concm.methods.footing import EqualFooting
+
+        takes_views = VIEWS in replace(self, equal=False).needs
+        return EqualFooting(make, takes_views=takes_views, seed=seed, device=device)
 
 
 def granted(session: AnySession, needs: tuple[str, ...]) -> AnySession:
@@ -162,7 +172,10 @@ def entries() -> dict[str, Entry]:
 
 def known(words: str) -> Choice | None:
     """A method that a file names: only registered names are looked up, so that no file can make code run."""
-    name, _, changes = words.partition(":")
+    if words.startswith(EQUAL):
+        inner = known(words.removeprefix(EQUAL))
+        return inner and replace(inner, label=words, equal=True)
+    name, changes = _parted(words)
     entry = entries().get(name)
     if entry is None:
         return None
@@ -176,9 +189,12 @@ def known(words: str) -> Choice | None:
 def choose(words: str) -> Choice:
     """A method as users write it: `concm`, `concm:published`, `concm:structure=random,calibrate=none`.
 
-    A user's own method is `package.module:Class` or `file.py:Class`; settings follow after another colon.
+    A user's own method is `package.module:Class` or `file.py:Class`; settings follow after another colon. Any of them
+    may stand on equal footing: `equal:teen`.
     """
-    name, _, changes = words.partition(":")
+    if words.startswith(EQUAL):
+        return replace(choose(words.removeprefix(EQUAL)), label=words, equal=True)
+    name, changes = _parted(words)
     entry = entries().get(name)
     if entry is None and changes:
         attribute, _, changes = changes.partition(":")
@@ -187,9 +203,20 @@ def choose(words: str) -> Choice:
         raise Misuse(f"no method called {name!r}; {did_you_mean(name, entries())}")
     if entry.settings is None and changes:
         raise Misuse(f"method {entry.name} has no settings, so {changes!r} cannot be set")
-    words_given = [word for word in changes.split(",") if word]
-    settings = None if entry.settings is None else vary(entry.settings, words_given)
+    given = [word for word in changes.split(",") if word]
+    forms = [other.removeprefix(f"{name}:") for other in entries() if other.startswith(f"{name}:")]
+    settings = None if entry.settings is None else vary(entry.settings, given, forms)
     return Choice(words, entry, settings)
+
+
+def _parted(words: str) -> tuple[str, str]:
+    """The name of a method and the changes of its settings; a form that is registered by itself is part of the name."""
+    name, _, changes = words.partition(":")
+    parts = [part.strip() for part in changes.split(",")]
+    form = next((part for part in parts if f"{name}:{part}" in entries()), None)
+    if form is None:
+        return name, changes
+    return f"{name}:{form}", ",".join(part for part in parts if part != form)
 
 
 def choice_of(given: Any) -> Choice:
@@ -250,9 +277,7 @@ def _imported(module: str, attribute: str) -> Entry | None:
         return None
     reference = f"{module}:{attribute}"
     try:
-        with _current_folder():
-            found = _loaded(Path(module)) if module.endswith(".py") else import_module(module)
-        make = getattr(found, attribute)
+        make = getattr(imported(module), attribute)
     except (ImportError, AttributeError, OSError, ValueError, TypeError, SyntaxError) as error:
         close = difflib.get_close_matches(module, entries(), n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
@@ -260,30 +285,3 @@ def _imported(module: str, attribute: str) -> Entry | None:
     if not isinstance(make, type) or not _has_verbs(make):
         raise Misuse(f"{reference!r} is no method: it needs to be a class with the verbs fit_base, learn and scores")
     return _entry_of(make, reference)
-
-
-def _loaded(file: Path) -> Any:
-    """A file as a module, under a name that no other module can have."""
-    content = blake2b(file.read_bytes(), digest_size=8).hexdigest() if file.is_file() else ""
-    name = f"concm_method:{file.resolve()}:{content}"  # an edited file is another module
-    spec = spec_from_file_location(name, file)
-    if spec is None or spec.loader is None or not file.is_file():
-        raise ImportError(f"no Python file at {file}")
-    if name not in sys.modules:
-        sys.modules[name] = module_from_spec(spec)  # before it runs: dataclasses look their module up
-        try:
-            spec.loader.exec_module(sys.modules[name])
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
-
-
-@contextmanager
-def _current_folder() -> Iterator[None]:
-    """Allow imports from the current folder, as `python -m` does."""
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(Path.cwd()))

@@ -94,9 +94,8 @@ def chosen(names: list[str]) -> list[Experiment]:
 
 
 def looked_at() -> list[str]:
-    """The runs that are looked into: our engine, the paper's form, and the latter with each loss."""
-    forms = [line.form for line in experiments()["losses"].lines if line.form]
-    return list(dict.fromkeys(["concm", "concm:published", *forms]))
+    """The runs that are looked into: our engine, as it is and with each loss."""
+    return list(dict.fromkeys(["concm", *(line.ours for line in experiments()["losses"].lines if line.ours)]))
 
 
 def _fits(row: published.Row, wanted: Mapping[str, Any]) -> bool:

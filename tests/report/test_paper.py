@@ -38,10 +38,12 @@ def test_where_nothing_can_be_compared_nothing_is_said():
 def test_the_page_has_printed_and_measured_figures_and_loads_nothing(tmp_path):
     results = tmp_path / "results"
     results.mkdir()
-    replace(table(row("concm", 61.23), row("concm:published", 51.5)), scenario="mini_imagenet").save(
+    replace(table(row("concm", 61.23), row("concm:published,mini_imagenet", 51.5)), scenario="mini_imagenet").save(
         results / "mini_imagenet.json"
     )
-    table(row("concm:published", 50.0), row("concm:published,alpha=0.2", 48.0)).save(results / "hyper_alpha.json")
+    table(row("concm:published,mini_imagenet", 50.0), row("concm:published,mini_imagenet,alpha=0.2", 48.0)).save(
+        results / "hyper_alpha.json"
+    )
     save([probe(make_bank(), "concm:base_steps=1,steps=1")], results / PROBES.format("mini_imagenet"))
     html, markdown, *pictures = write(results, tmp_path)
     page, text = html.read_text(), markdown.read_text()

@@ -48,7 +48,8 @@ def lines(experiment: Experiment, table: Table) -> bytes:
                     axes.plot(range(1, len(row.hm) + 1), row.hm, style, color=colour, markersize=4, label=shown)
         axes.set(xlabel="session (printed figures dashed)", ylabel="HM")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=7, ncols=2)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=7, ncols=2)
     return _png(figure)
 
 

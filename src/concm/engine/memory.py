@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from concm.engine.state import Growing, count_bytes
-from concm.features.sessions import BaseSession, Session
+from concm.features.sessions import BaseSession, Session, rows_by_class
 
 Around = Literal["exemplars", "prototype"]
 
@@ -86,7 +86,7 @@ class Memory(Growing):
         """Remember a session's classes by their means and spreads, with `replay` exemplars each."""
         first = session.classes.start
         counts = torch.bincount(session.labels - first, minlength=len(session.classes))
-        kept = torch.cat([(session.labels == label).nonzero().flatten()[:replay] for label in session.classes])
+        kept = torch.cat([rows[:replay] for rows in rows_by_class(session.labels - first, len(session.classes))])
         if session.views is not None and not len(self.exemplars):
             self.views = session.views[:0]
         # Every exemplar has as many views as the first one; a shot takes the place of views that it lacks.
@@ -229,8 +229,8 @@ def class_statistics(session: Session, *, with_views: bool) -> tuple[Tensor, Ten
     if with_views and session.views is not None:
         features = torch.cat([features, session.views], 1)
     mean, std = [], []
-    for label in session.classes:
-        own = features[session.labels == label].flatten(0, 1)
+    for rows in rows_by_class(session.labels - session.classes.start, len(session.classes)):
+        own = features[rows].flatten(0, 1)
         own = own if len(own) else torch.zeros_like(own.new_empty(1, features.shape[-1]))  # known by its name alone
         mean.append(own.mean(0))
         std.append(own.std(0, correction=0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -63,7 +63,7 @@ class Cluster:
 
     def each(
         self, work: Work, shared: Any, jobs: Sequence[tuple[Any, ...]], *, gpus: float = 0, at_once: int | None = None
-    ) -> Iterator[tuple[int, Any]]:
+    ) -> Generator[tuple[int, Any], None, None]:
         """The number and the result of each job as it is done; what is not done when the caller leaves is cancelled."""
         ray, task = self._ray, self._task(_run, gpus)
         held = [ray.put(shared)]  # in a list Ray hands over the reference, so that a worker takes the object only once

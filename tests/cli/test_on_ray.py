@@ -11,13 +11,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 from concm.errors import ConcmError, Misuse
 from concm.evaluation.bench import BankSource, finish, tasks_of
 from concm.evaluation.results import Result, machine
 from concm.evaluation.workers import Here, OnRay, place
+from concm.features.bank import Bank
+from tests.support.cluster import Inline
 from tests.support.data import make_bank
-from tests.support.tiny import CONCM, call, complaints, environment, sentence, wait_until
+from tests.support.tiny import CONCM, CUT, call, complaints, environment, sentence, wait_until, write_tiny
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'concm[ray]'")
 OWN = """
@@ -86,17 +89,6 @@ def test_a_place_that_there_is_not_is_refused():
         pass
 
 
-class Inline:
-    """A cluster that does everything at once, in this process, and hands jobs back in another order."""
-
-    def ask(self, question, *words, gpus=0):
-        return question(*words)
-
-    def each(self, work, shared, jobs, *, gpus=0, at_once=None):
-        for at in reversed(range(len(jobs))):
-            yield at, work(shared, *jobs[at])
-
-
 def tasks(*methods: str):
     return tasks_of(methods, draws=2, seeds=1, seed=0, splits=None, device="cpu")
 
@@ -143,6 +135,22 @@ def test_a_cluster_finds_what_this_machine_finds_and_a_killed_worker_costs_one_t
     found = figures(tmp_path / "here")
     assert len(found) >= 4
     assert found == figures(tmp_path / "there")
+
+
+@needs_ray
+@pytest.mark.slow
+def test_features_of_a_cluster_are_those_of_this_machine(tmp_path):
+    data = write_tiny(tmp_path / "data")
+    run = ["train", "folder", "--data", data, *CUT, "--backbone", "resnet20", "--epochs", 1, "--batch", 16]
+    assert call(*run, "--out", tmp_path / "run") == 0
+    asked = ["features", "folder", "--data", data, *CUT, "--backbone", tmp_path / "run", "--batch", 4]
+    there = concm(tmp_path, *asked, "--out", "there.safetensors", "--on", "ray")
+    assert (there.wait(300), complaints(there.communicate()[1])) == (0, [])
+    assert call(*asked, "--out", tmp_path / "here.safetensors") == 0
+    one, other = (Bank.load(tmp_path / f"{name}.safetensors") for name in ("here", "there"))
+    assert torch.allclose(one.test.features, other.test.features, atol=1e-3)
+    assert (one.base.ids, one.novel.ids) == (other.base.ids, other.novel.ids)
+    assert not (tmp_path / "there.safetensors.shards").exists()
 
 
 @needs_ray

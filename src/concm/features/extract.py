@@ -17,13 +17,14 @@ from concm.data.dataset import Dataset, ImageSet
 from concm.errors import Misuse, enough_memory
 from concm.features.bank import Bank, Card, Part
 from concm.features.sessions import statistics
+from concm.features.shards import Shards
 from concm.progress import bar
 
 
 def extract(
     encoder: Encoder,
     dataset: Dataset,
-    fabric: Fabric,
+    where: Fabric | Shards,
     *,
     views: int = 0,
     keep_pictures: bool = False,
@@ -44,7 +45,7 @@ def extract(
             "whose features are its own, without `blocks`, `turns`, `looks` or maps"
         )
     begun = time.perf_counter()
-    encoder.to(fabric.device)
+    encoder.to(where.device if isinstance(where, Fabric) else torch.device("cpu"))
     base, held, novel, test = dataset.base, dataset.held, dataset.novel, dataset.test
     some_base, some_novel = limited(base, base_limit, seed), limited(novel, novel_limit, seed)
     sets = {"base": base, "held-out": held, "novel": some_novel, "test": test}
@@ -55,8 +56,9 @@ def extract(
     with bar() as progress:
         for title, images, count in jobs:
             task = progress.add_task(title, total=len(images), note="")
-            tick = partial(_tick, progress, task, fabric.world_size)
-            done[title] = _sharded(encoder, images, fabric, count, seed, batch, tick)
+            tick = partial(_tick, progress, task, where.world_size if isinstance(where, Fabric) else 1)
+            encode = partial(_shared_out, where) if isinstance(where, Fabric) else where.encode
+            done[title] = encode(encoder, images, count, seed, batch, tick)
     mean, std, counts = statistics(done["base images"], torch.from_numpy(base.labels), dataset.scenario.base)
     place = {row: at for at, row in enumerate(base.rows.tolist())}
     kept = torch.tensor([place[row] for row in some_base.rows.tolist()])
@@ -117,8 +119,8 @@ def _followed(trained: Part, held: Part) -> Part:
     )
 
 
-def _sharded(
-    encoder: Encoder, images: ImageSet, fabric: Fabric, views: int, seed: int, batch: int, tick: Callable[[int], None]
+def _shared_out(
+    fabric: Fabric, encoder: Encoder, images: ImageSet, views: int, seed: int, batch: int, tick: Callable[[int], None]
 ) -> Tensor:
     """Let each of n processes encode every n-th image; all of them get all features."""
     world, rank = fabric.world_size, fabric.global_rank

@@ -236,7 +236,7 @@ class Engine(Stateful):
     def _borrow(self, classes: range) -> None:
         """Widen the spreads of few-shot classes by those of similar base classes."""
         settings, memory = self.settings, self.memory
-        if settings.spread == "borrowed" and memory.base:
+        if settings.spread == "borrowed" and memory.base and settings.prototypes < 1:  # else nothing is drawn from them
             base, own = slice(memory.base), slice(classes.start, classes.stop)
             wide = spread(
                 memory.std[own], memory.mean[own], memory.mean[base], memory.std[base], settings.beta, settings.gamma

@@ -16,6 +16,8 @@ from concm.engine.state import Growing, count_bytes
 from concm.features.sessions import BaseSession, Session, rows_by_class
 
 Around = Literal["exemplars", "prototype"]
+PAIRS = 10**7
+"""Pairs of classes that are compared at a time."""
 
 
 class Memory(Growing):
@@ -218,8 +220,9 @@ def spread(own: Tensor, prototypes: Tensor, base_mean: Tensor, base_std: Tensor,
     Classes with similar means have similar spreads; `gamma` says how similar a class must be to count. (The paper
     writes covariance, but its code uses standard deviations, as we do.)
     """
-    similarity = F.normalize(prototypes) @ F.normalize(base_mean).T
-    borrowed = (gamma * similarity).softmax(1) @ base_std
+    known = F.normalize(base_mean)
+    some = torch.split(F.normalize(prototypes), max(1, PAIRS // len(known)))  # so that memory is bounded
+    borrowed = torch.cat([(gamma * (few @ known.T)).softmax(1) @ base_std for few in some])
     return beta * (own + borrowed)
 
 

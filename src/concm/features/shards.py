@@ -53,7 +53,7 @@ class Shards:
         done = self.cluster.each(_encoded, encoder, jobs, gpus=gpus, at_once=max(1, round(AHEAD * workers)))
         with closing(done):
             for at, features in done:
-                save_tensors(files[todo[at]], KIND, {"features": torch.from_numpy(features)}, {})
+                save_tensors(files[todo[at]], KIND, {"features": torch.tensor(features)}, {})
                 tick(len(features))
         every = [load_tensors(file, KIND)[0]["features"] for file in files]
         return torch.cat(every) if every else encoder.encode(images, views=views)

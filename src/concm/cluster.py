@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
@@ -21,8 +22,9 @@ Work = Callable[..., Any]
 
 
 class Cluster:
-    """A connection to Ray, to be closed: `ray` joins this machine's cluster or starts one, `ray://HOST:PORT` another.
+    """A connection to Ray, to be closed: `ray://HOST:PORT` is another machine's, `ray` one that is started for it.
 
+    Where the variable RAY_ADDRESS names a cluster, as Ray's users know it, `ray` joins that one instead.
     What jobs share is put into Ray's object store once, and a worker takes it from there once, however many it does.
     """
 
@@ -34,13 +36,13 @@ class Cluster:
         try:
             if not self._begun:
                 return
-            if address != "ray":
-                ray.init(address, **quiet)
-                return
-            try:
-                ray.init("auto", **quiet)
-            except ConnectionError:
-                ray.init("local", include_dashboard=False, **quiet)
+            named = os.environ.get("RAY_ADDRESS") if address == "ray" else address
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what goes wrong is told below, in a sentence
+                if named:
+                    ray.init(named, **quiet)
+                else:
+                    ray.init("local", include_dashboard=False, **quiet)
         except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
             ray.shutdown()
             raise ConcmError(f"cannot reach Ray at {address}: {error}".splitlines()[0]) from error

@@ -78,8 +78,8 @@ def bench(
     beside
         Tables of other banks, written with `--json`, that the leaderboard shows too.
     on
-        Where runs go: `here`; `ray`, the Ray cluster of this machine, which is started if there is none; or
-        `ray://HOST:PORT`, the cluster of another. Results come back and are written here in any case.
+        Where runs go: `here`; `ray`, a Ray cluster that is started on this machine for as long as the command takes, or
+        the one that the variable RAY_ADDRESS names; or `ray://HOST:PORT`. Results are written here in any case.
     jobs
         Runs at a time; by default one per core, and one at a time on a GPU. On Ray, as many as there is room for.
     device

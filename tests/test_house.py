@@ -18,7 +18,7 @@ from concm.errors import ConcmError, Misuse
 from concm.methods import registry as registered
 
 SOURCE = Path(concm.__file__).parent
-SHARED = ("errors", "files", "metrics", "progress", "records")
+SHARED = ("cluster", "errors", "files", "metrics", "progress", "records")
 """Small modules that every room may use; they use no room."""
 ORDER = (
     ("data", "semantics"),

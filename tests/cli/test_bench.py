@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from concm import methods
 from concm.evaluation.results import Result
 from concm.methods import entries
 from tests.support.data import make_bank
-from tests.support.tiny import CONCM, call, environment, sentence, typed
+from tests.support.tiny import CONCM, call, environment, sentence, typed, wait_until
 
 QUICK = "concm:base_steps=2,steps=2,calibration.steps=2,hidden=16"
 METHODS = ["ncm", QUICK, "ncm_metric", "ncm_bias"]
@@ -356,13 +355,6 @@ def slow_disk(folder: Path) -> dict[str, str]:
     )
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     return {**environment(), "PYTHONPATH": path}
-
-
-def wait_until(happened, seconds: float = 300) -> None:
-    until = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.02)
 
 
 def gone(group: int) -> bool:

@@ -14,6 +14,7 @@ import os
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -395,11 +396,14 @@ class Classifier:
         if top < 1:
             raise Misuse(f"at least one guess must be asked for, not {top}")
         self.known()
-        for item in encoded(self._encoder, pictures, thumbnails=False, title="predicting"):
-            if isinstance(item, BrokenPicture):
-                yield item
-                continue
-            yield self.known().prediction(item.name, item.features, unknown_rate, top)
+        items = encoded(self._encoder, pictures, thumbnails=False, title="predicting")
+        while pile := list(islice(items, self.known().pile)):
+            read = [item for item in pile if not isinstance(item, BrokenPicture)]
+            features = torch.stack([item.features for item in read]) if read else torch.empty(0, 0)
+            known, names = self.known(), [item.name for item in read]
+            answers = iter(known.predictions(names, features, unknown_rate, top) if read else ())
+            for item in pile:
+                yield item if isinstance(item, BrokenPicture) else next(answers)
 
     def features(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Features (n, d) of pictures by the store's backbone, for `concm.ConCM` or whatever else works on features."""

@@ -17,10 +17,15 @@ from torch import Tensor
 from concm.classifier.archive import Zipped, is_zip
 from concm.classifier.confidence import Confidence
 from concm.classifier.photos import UNKNOWN, Picture, find_photos
+from concm.classifier.stream import BATCH
 from concm.data.images import BrokenPicture
 from concm.engine.concm import Engine
 from concm.engine.head import Head
 from concm.errors import ConcmError, Misuse
+from concm.files import all_finite
+
+FEW = 4096
+"""Classes up to which photos are scored one by one."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ class Known:
     def of(cls, version: int, engine: Engine, tensors: Mapping[str, Tensor], names: Sequence[str]) -> Known:
         """What the tensors of a state say, tried out; one whose parts do not fit each other, or `names`, is refused."""
         for name, value in tensors.items():
-            if not value.isfinite().all():
+            if not all_finite(value):
                 raise ValueError(f"{name} has values that are no numbers")
         engine.load_state_dict(under(tensors, "engine."))
         memory, classes = engine.memory, len(names)
@@ -127,25 +132,38 @@ class Known:
             raise ConcmError(f"this store knows features of {self.dimension} dimensions, not of {features.shape[1]}")
         return self.head(features.to(self.engine.device)).cpu()
 
-    def prediction(self, name: str, features: Tensor, unknown_rate: float, top: int) -> Prediction:
+    @property
+    def pile(self) -> int:
+        """How many photos are best scored together: with many classes, their prototypes are then read only once."""
+        return 1 if len(self.engine.names) <= FEW else BATCH
+
+    def predictions(self, photos: Sequence[str], features: Tensor, unknown_rate: float, top: int) -> list[Prediction]:
+        """What each photo with these features (n, d) shows."""
+        scores = self.scores(features)
+        probabilities = self.confidence.probabilities(scores)
+        familiar = self.confidence.familiarity(scores).tolist()
+        best = probabilities.topk(min(top, probabilities.shape[1]))
+        names, base, threshold = self.engine.names, self.engine.memory.base, self._threshold(unknown_rate)
+        found = []
+        for photo, own, at, values in zip(photos, familiar, best.indices.tolist(), best.values.tolist(), strict=True):
+            guesses = [(names[label], value) for label, value in zip(at, values, strict=True)]
+            found.append(
+                Prediction(
+                    label=UNKNOWN if own < threshold else guesses[0][0],
+                    score=guesses[0][1],
+                    top=guesses,
+                    unknown=own < threshold,
+                    novel=at[0] >= base,
+                    version=self.version,
+                    photo=photo,
+                    familiarity=bisect_right(self._usual, own) / len(self._usual),
+                )
+            )
+        return found
+
+    def prediction(self, photo: str, features: Tensor, unknown_rate: float, top: int) -> Prediction:
         """What a photo with these features (d,) shows."""
-        scores = self.scores(features[None])
-        probabilities = self.confidence.probabilities(scores)[0]
-        familiar = float(self.confidence.familiarity(scores)[0])
-        best = probabilities.topk(min(top, len(probabilities)))
-        names = self.engine.names
-        guesses = [(names[at], p) for at, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
-        strange = familiar < self._threshold(unknown_rate)
-        return Prediction(
-            label=UNKNOWN if strange else guesses[0][0],
-            score=guesses[0][1],
-            top=guesses,
-            unknown=strange,
-            novel=int(best.indices[0]) >= self.engine.memory.base,
-            version=self.version,
-            photo=name,
-            familiarity=bisect_right(self._usual, familiar) / len(self._usual),
-        )
+        return self.predictions([photo], features[None], unknown_rate, top)[0]
 
     def _threshold(self, rate: float) -> float:
         """The familiarity below which photos are unknown, found once for each rate."""

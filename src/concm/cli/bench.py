@@ -32,6 +32,7 @@ def bench(
     figure: Path | None = None,
     leaderboard: Path | None = None,
     beside: list[Path] | None = None,
+    on: str = "here",
     jobs: int | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> None:
@@ -77,15 +78,18 @@ def bench(
         Also write a page of Markdown with all rows, and its picture beside it.
     beside
         Tables of other banks, written with `--json`, that the leaderboard shows too.
+    on
+        Where runs go: `here`; `ray`, a Ray cluster that is started on this machine for as long as the command takes, or
+        the one that the variable RAY_ADDRESS names; or `ray://HOST:PORT`. Results are written here in any case.
     jobs
-        Runs at a time; by default one per core, and one at a time on a GPU.
+        Runs at a time; by default one per core, and one at a time on a GPU. On Ray, as many as there is room for.
     device
         The GPU if there is one, unless you say otherwise.
     """
     from concm.evaluation.bench import BankSource, finish, tasks_of, unfit
     from concm.evaluation.controls import METHODS
     from concm.evaluation.statistics import Table
-    from concm.evaluation.workers import cores
+    from concm.evaluation.workers import place
     from concm.files import refuse_stream, write_whole
     from concm.methods import EQUAL, choose, entries
     from concm.report import bench as report
@@ -96,7 +100,7 @@ def bench(
     at_least(0, seed=seed)
     at_most(10_000, draws=draws, seeds=seeds)
     refuse_stream(figure, leaderboard)
-    chosen = Machine(device=device).accelerator()
+    asked_for = Machine(device=device).accelerator() if on == "here" else device
     if beside and leaderboard is None:
         raise Misuse("`beside` goes with `leaderboard`, the page that shows those tables")
     source = BankSource(scenario, bank, way, shot, sessions)
@@ -112,9 +116,10 @@ def bench(
         if why := unfit(choose(name), loaded):
             raise Misuse(why)
     labels = list(dict.fromkeys([*asked, *METHODS]))
-    tasks = tasks_of(labels, draws=draws, seeds=seeds, seed=seed, splits=splits, device=chosen)
-    at_once = min(len(tasks), jobs or (1 if chosen == "cuda" else cores()))
-    results = finish(tasks, source, loaded, out, jobs=at_once)
+    with place(on, asked_for, jobs) as where:
+        tasks = tasks_of(labels, draws=draws, seeds=seeds, seed=seed, splits=splits, device=where.device)
+        results = finish(tasks, source, loaded, out, where)
+    at_once = where.at_once and min(len(tasks), where.at_once)
     table = Table.of(loaded, results, 1 if splits else draws, at_once)
     report.show(table)
     report.show_remarks(results)

@@ -18,13 +18,14 @@ from concm.data.views import Augment
 from concm.errors import Misuse, enough_memory
 from concm.features.bank import Bank, Card, Part
 from concm.features.sessions import statistics
+from concm.features.shards import Shards
 from concm.progress import bar
 
 
 def extract(
     encoder: Encoder,
     dataset: Dataset,
-    fabric: Fabric,
+    where: Fabric | Shards,
     *,
     views: int = 0,
     augment: Augment = "shift",
@@ -48,7 +49,7 @@ def extract(
             "whose features are its own, without `blocks`, `turns`, `looks` or maps"
         )
     begun = time.perf_counter()
-    encoder.to(fabric.device)
+    encoder.to(where.device if isinstance(where, Fabric) else torch.device("cpu"))
     base, held, novel, test = dataset.base, dataset.held, dataset.novel, dataset.test
     some_base, some_novel = limited(base, base_limit, seed), limited(novel, novel_limit, seed)
     sets = {"base": base, "held-out": held, "novel": some_novel, "test": test}
@@ -60,8 +61,9 @@ def extract(
     with bar() as progress:
         for title, images, count in jobs:
             task = progress.add_task(title, total=len(images), note="")
-            tick = partial(_tick, progress, task, fabric.world_size)
-            done[title] = _sharded(encoder, images, fabric, (count, augment), seed, batch, tick)
+            tick = partial(_tick, progress, task, where.world_size if isinstance(where, Fabric) else 1)
+            encode = partial(_shared_out, where) if isinstance(where, Fabric) else where.encode
+            done[title] = encode(encoder, images, (count, augment), seed, batch, tick)
     mean, std, counts = statistics(done["base images"], torch.from_numpy(base.labels), dataset.scenario.base)
     place = {row: at for at, row in enumerate(base.rows.tolist())}
     kept = torch.tensor([place[row] for row in some_base.rows.tolist()])
@@ -126,10 +128,10 @@ def _followed(trained: Part, held: Part) -> Part:
     )
 
 
-def _sharded(
+def _shared_out(
+    fabric: Fabric,
     encoder: Encoder,
     images: ImageSet,
-    fabric: Fabric,
     views: tuple[int, Augment],
     seed: int,
     batch: int,

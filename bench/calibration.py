@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--banks", type=Path, nargs="*", default=[])
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("specs", nargs="*", default=["concm", "concm:calibrate=network", "concm:published"])
+    parser.add_argument("specs", nargs="*", default=["concm", "concm:calibrate=network"])
     options = parser.parse_args()
     banks = {"cifar100": Bank.bundled(), **{path.stem: Bank.load(path) for path in options.banks}}
     table = []

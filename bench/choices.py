@@ -19,7 +19,7 @@ import numpy as np
 
 from concm.evaluation.bench import BankSource, finish, tasks_of
 from concm.evaluation.statistics import rows
-from concm.evaluation.workers import cores
+from concm.evaluation.workers import place
 from concm.features.bank import Bank, Part
 
 CHANGES = [
@@ -63,16 +63,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="keep the result files here")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--last-block", action="store_true", help="leave out all readings but the first")
+    parser.add_argument("--on", default="here", help="here, ray or ray://HOST:PORT, as for `concm bench`")
     parser.add_argument("changes", nargs="*", default=CHANGES)
     options = parser.parse_args()
     out = options.out or Path(tempfile.mkdtemp())
     out.mkdir(parents=True, exist_ok=True)
     labels = ["concm", *(f"concm:{change}" for change in options.changes), "ncm_metric", "ncm"]
     found = []
-    for path in options.banks:
-        source = BankSource(file=_first_reading(path, out) if options.last_block else path)
-        tasks = tasks_of(labels, draws=options.draws, seeds=1, seed=0, splits=None, device="cpu")
-        found.append(rows(finish(tasks, source, source.bank(), out, jobs=cores())))
+    with place(options.on, "cpu") as where:
+        for path in options.banks:
+            source = BankSource(file=_first_reading(path, out) if options.last_block else path)
+            tasks = tasks_of(labels, draws=options.draws, seeds=1, seed=0, splits=None, device="cpu")
+            found.append(rows(finish(tasks, source, source.bank(), out, where)))
     table: list[dict[str, Any]] = []
     for same in zip(*found, strict=True):
         row: dict[str, Any] = {"change": same[0].method}

@@ -69,7 +69,7 @@ class Kinds:
         bank.save(self.folder / "bank.safetensors", "int8")
         task = tasks_of(["ncm"], draws=1, seeds=1, seed=0, splits=None, device="cpu")
         source = BankSource(None, self.folder / "bank.safetensors")
-        results = finish(task, source, source.bank(), self.folder / "results", jobs=1)
+        results = finish(task, source, source.bank(), self.folder / "results")
         self.result = next((self.folder / "results").glob("*.json"))
         Table.of(source.bank(), results, 1).save(self.folder / "table.json")
         self.bank = source.bank()

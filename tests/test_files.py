@@ -6,8 +6,13 @@ import hashlib
 import os
 import stat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
 
 from concm import files
 from concm.errors import ConcmError
@@ -63,3 +68,28 @@ def test_a_digest_that_an_older_version_wrote_is_known():
     for digest in (old, files.content_digest(b"state")):
         assert files.has_digest(b"state", digest)
         assert not files.has_digest(b"stale", digest)
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_flipped_bit_anywhere_in_a_file_of_tensors_is_noticed_or_harmless(data):
+    tensors = {"a": torch.arange(6.0).view(2, 3), "b/c": torch.tensor([1, 2], dtype=torch.int8), "e": torch.empty(0)}
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "file")
+        files.save_tensors(path, "concm-test-1", tensors, {"x": [1, "y"]})
+        content = bytearray(path.read_bytes())
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        path.write_bytes(content)
+        try:
+            found, meta = files.load_tensors(path, "concm-test-1")
+        except ConcmError:
+            return
+    assert meta == {"x": [1, "y"]}
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+def test_a_file_of_before_seals_is_read(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(save({"a": torch.ones(2)}, metadata={"kind": "concm-test-1", "meta": "{}"}))
+    assert files.load_tensors(path, "concm-test-1")[0]["a"].tolist() == [1, 1]

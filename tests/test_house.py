@@ -18,7 +18,7 @@ from concm.errors import ConcmError, Misuse
 from concm.methods import registry as registered
 
 SOURCE = Path(concm.__file__).parent
-SHARED = ("errors", "files", "importing", "metrics", "progress", "records")
+SHARED = ("cluster", "errors", "files", "importing", "metrics", "progress", "records")
 """Small modules that every room may use; they use no room."""
 ORDER = (
     ("data", "semantics"),
@@ -82,7 +82,6 @@ LONG = {
     "classifier/classifier.py": "all that a user calls, most of it documentation",
     "classifier/store.py": "one format on disk: reading, transactions, checks and the copy",
     "engine/concm.py": "one algorithm: the verbs, what each does to prototypes and structures, and saving",
-    "cli/photos.py": "one command after the other, most of it help",
     "methods/mamba_fscil.py": "one method in one file: a scan, an objective and the sessions",
 }
 
@@ -93,13 +92,13 @@ PUBLIC = {
     "Bank": "from_arrays load bundled digest base_session parts backbone dimension layout passes vary save",
     "BenchTable": "rows to_markdown to_latex to_csv to_json plot",
     "Classifier": "close store classes classes_ history version fit learn forget photos remove move rename merge undo "
-    "predict stream predict_proba evaluate verify backup export learn_name known calibrate",
+    "predict stream predict_proba evaluate verify backup export learn_name known calibrate check features",
     "ConCM": "fit learn partial_fit decision_function predict_proba predict score get_params set_params",
     "ConcmError": "code",
     "Misuse": "code",
     "Prediction": "",
     "Scenario": "sessions classes_of seen vary",
-    "Settings": "needs published full",
+    "Settings": "needs full",
     "__version__": None,
     "bench": None,
     "method": None,

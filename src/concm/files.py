@@ -86,9 +86,20 @@ def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], meta: Map
     """
     refuse_stream(path)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    data = save(plain, metadata={"kind": kind, "meta": json.dumps(meta)})
+    text = json.dumps(meta)
+    data = save(plain, metadata={"kind": kind, "meta": text, "seal": _seal(plain, text)})
     write_whole(path, data)
     return content_digest(data)
+
+
+def _seal(tensors: Mapping[str, Tensor], text: str) -> str:
+    """A digest of all that a file says, kept in the file itself, so that a flipped bit is noticed anywhere."""
+    state = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        state.update(f"{name}:{value.dtype}:{tuple(value.shape)}".encode())
+        state.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
+    return state.hexdigest()
 
 
 def content_digest(data: bytes) -> str:
@@ -104,7 +115,9 @@ def has_digest(data: bytes, digest: str) -> bool:
 
 
 def load_tensors(path: Path, kind: str, expected: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_tensors` wrote; a file whose digest is not the `expected` one is refused."""
+    """Read what `save_tensors` wrote; a file whose digest is not the `expected` one is refused, and so is one that
+    does not fit its own seal. Files of before seals were written have none.
+    """
     what = kind.rsplit("-", 1)[0].removeprefix("concm-")
     with loading(path, f"{what} file", "make it again or get another copy"):
         if expected is not None and not has_digest(path.read_bytes(), expected):
@@ -112,6 +125,8 @@ def load_tensors(path: Path, kind: str, expected: str | None = None) -> tuple[di
         head, tensors = _read(path)
         if head.get("kind") != kind:
             raise ConcmError(f"{path} is {_describe(head.get('kind'))}, not a {what} (format {kind})")
+        if expected is None and "seal" in head and head["seal"] != _seal(tensors, head["meta"]):
+            raise ConcmError(f"{path} is damaged: it is not the {what} file that was written")
         meta = json.loads(head["meta"])
         if not isinstance(meta, dict):
             raise ValueError(f"its metadata is a {type(meta).__name__}")
@@ -133,6 +148,11 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 def _describe(kind: str | None) -> str:
     return f"a file of format {kind}" if kind else "some other safetensors file"
+
+
+def all_finite(value: Tensor) -> bool:
+    """Whether all values are numbers; where their sum is one, which is found faster, they are."""
+    return bool(value.sum().isfinite()) or bool(value.isfinite().all())
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -21,6 +23,7 @@ from rich.progress import (
 
 T = TypeVar("T")
 _shown = False
+_listener: ContextVar[Callable[[float], None] | None] = ContextVar("listener", default=None)
 SECONDS_BETWEEN_LINES = 10.0
 _console = Console(stderr=True)
 
@@ -79,11 +82,23 @@ def bar(*, transient: bool = True) -> Progress:
     )
 
 
+@contextmanager
+def heard(listener: Callable[[float], None]) -> Iterator[None]:
+    """Tell `listener` which share of a job is done, whether it is shown or not; of this thread's jobs alone."""
+    before = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(before)
+
+
 def track(items: Iterable[T], title: str, total: int | None = None) -> Iterator[T]:
     """The items, with a bar; `total` says how many there are where they do not."""
-    total = len(items) if isinstance(items, Sized) else total
+    total, listener = len(items) if isinstance(items, Sized) else total, _listener.get()
     with bar() as progress:
         task = progress.add_task(title, total=total, note="")
-        for item in items:
+        for done, item in enumerate(items, 1):
             yield item
             progress.advance(task)
+            if listener is not None and total:
+                listener(done / total)

@@ -85,7 +85,9 @@ def from_json(kind: type[T], data: Any) -> T:
     hints, values = _hints(kind), dict[str, Any]()  # type: ignore[arg-type]
     for item in fields(kind):  # type: ignore[arg-type]
         if item.name in data:
-            values[item.name] = _converted(hints[item.name], data[item.name], f"{kind.__name__}.{item.name}")
+            value, hint = data[item.name], hints[item.name]
+            plain = type(value) is hint and hint in (str, int, bool)  # nearly all are, of which there may be many
+            values[item.name] = value if plain else _converted(hint, value, f"{kind.__name__}.{item.name}")
         elif item.default is MISSING and item.default_factory is MISSING:
             raise WrongRecord(f"{kind.__name__} lacks {item.name}")
     if unknown := data.keys() - hints.keys():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -274,3 +275,19 @@ def test_an_evaluation_at_a_rate_that_is_no_share_is_refused(zoo, rate):
 def test_no_guess_at_all_is_refused(zoo, top):
     with pytest.raises(Misuse, match="at least one guess"):
         zoo.predict(picture("cat"), top=top)
+
+
+def test_a_classifier_travels_to_another_process_by_its_folder(zoo):
+    zoo.known()
+    with pickle.loads(pickle.dumps(zoo)) as other:
+        assert other.path == zoo.path.absolute()
+        np.testing.assert_array_equal(probabilities(other), probabilities(zoo))
+        assert names(other.learn({"okapi": pictures("okapi", 2)})) == names(zoo)
+
+
+def test_the_features_of_photos_are_those_that_the_store_keeps(zoo):
+    photos = pictures("okapi", 3)
+    zoo.learn({"okapi": photos})
+    kept = np.stack([row.features[0].numpy() for row in zoo.photos("okapi")])
+    np.testing.assert_allclose(zoo.features(photos), kept, atol=1e-5)
+    assert zoo.features(photos[0]).shape == (1, kept.shape[1])

@@ -250,6 +250,8 @@ def test_a_name_without_attributes_is_learned_with_a_remark(meant, tmp_path):
     assert right(zoo, "xyblorvquux") > 0.9
     zoo.learn({"tiger": pictures("tiger", 2)})
     assert zoo.remarks == []
+    zoo.learn({name: pictures(name, 2) for name in ("zxqv", "qwzrt")})
+    assert zoo.remarks == ["2 names mean nothing here ('zxqv', 'qwzrt'): their prototypes come from their images"]
 
 
 def test_predicting_and_stepping_back_look_up_no_name(meant, tmp_path, monkeypatch):

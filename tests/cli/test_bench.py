@@ -6,15 +6,16 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from concm import methods
 from concm.evaluation.results import Result
+from concm.methods import entries
 from tests.support.data import make_bank
-from tests.support.tiny import CONCM, call, environment, sentence, typed
+from tests.support.tiny import CONCM, call, environment, sentence, typed, wait_until
 
 QUICK = "concm:base_steps=2,steps=2,calibration.steps=2,hidden=16"
 METHODS = ["ncm", QUICK, "ncm_metric", "ncm_bias"]
@@ -195,6 +196,14 @@ def test_the_commands_have_help(capsys):
         assert f"concm {command}" in capsys.readouterr().out
 
 
+def test_all_on_equal_footing_are_those_that_can_stand_there(bank, tmp_path, monkeypatch):
+    some = {name: entry for name, entry in entries().items() if name in ("concm", "ncm", "oracle", "teen")}
+    monkeypatch.setattr(methods, "entries", lambda: some)
+    assert call(*words(bank, tmp_path, "--method", "equal:all", "--json", tmp_path / "table.json", draws=1)) == 0
+    rows = json.loads((tmp_path / "table.json").read_text())["rows"]
+    assert [row["method"] for row in rows] == ["equal:ncm", "equal:teen", "ncm_metric", "ncm", "ncm_bias"]
+
+
 # what it refuses
 
 
@@ -213,7 +222,9 @@ def test_the_commands_have_help(capsys):
         ("concm:alpha.beta=3", "alpha has no settings of its own"),
         ("ncm:alpha=1", "method ncm has no settings"),
         ("concm:structure=fixed", "needs total=N"),
-        ("concm:schedule=released", "needs sessions=N"),
+        ("equal:nmc", "no method called 'nmc'; did you mean ncm?"),
+        ("equal:concm", "concm cannot stand on equal footing: it has that metric itself"),
+        ("equal:oracle", "oracle cannot stand on equal footing: it works on more than the features of the shots"),
     ],
 )
 def test_a_method_or_setting_that_there_is_not_is_refused(bank, tmp_path, capsys, method, why):
@@ -344,13 +355,6 @@ def slow_disk(folder: Path) -> dict[str, str]:
     )
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     return {**environment(), "PYTHONPATH": path}
-
-
-def wait_until(happened, seconds: float = 300) -> None:
-    until = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.02)
 
 
 def gone(group: int) -> bool:

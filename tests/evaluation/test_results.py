@@ -16,7 +16,7 @@ from concm.backbones.encoder import Identity
 from concm.errors import ConcmError
 from concm.evaluation import results
 from concm.evaluation.bench import BankSource, finish, tasks_of
-from concm.evaluation.results import Heading, Result, Summary
+from concm.evaluation.results import Heading, Result, Summary, machine
 from concm.evaluation.statistics import Table
 from concm.features.bank import Bank
 from concm.methods import choose
@@ -42,7 +42,7 @@ def result(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
     """A run of ConCM, as it is written."""
     source = BankSource(file=file)
     tasks = tasks_of([QUICK], draws=1, seeds=1, seed=3, splits=None, device="cpu")
-    return finish(tasks, source, source.bank(), tmp_path_factory.mktemp("out"), jobs=1)[0]
+    return finish(tasks, source, source.bank(), tmp_path_factory.mktemp("out"))[0]
 
 
 def test_a_result_says_what_was_run(result):
@@ -66,7 +66,7 @@ def test_its_configuration_is_the_full_one(result):
 
 def test_it_says_how_often_the_backbone_saw_each_picture(result, capsys):
     bank = replace(make_bank(), encoder=Identity("none", "", turns=2, looks=3, layout=(2, 3)))
-    heading = Heading.of(choose("ncm"), bank, draw=0, seed=0, device="cpu")
+    heading = Heading.of(choose("ncm"), bank, draw=0, seed=0, machine=machine("cpu"))
     assert (result.heading.passes, heading.passes) == (1, 6)
     table = Table.of(bank, [result], 1)
     assert table.passes == 6
@@ -207,7 +207,7 @@ def test_a_base_session_alone_has_a_summary_too():
 
 def whereabouts(file: Path, words: str = "concm", *, draw=0, seed=0, shots=None, **cut) -> Path:
     bank = Bank.load(file).vary(**cut)
-    return Heading.of(choose(words), bank, draw=draw, seed=seed, device="cpu", shots=shots).place(Path("out"))
+    return Heading.of(choose(words), bank, draw=draw, seed=seed, machine=machine("cpu"), shots=shots).place(Path("out"))
 
 
 def test_a_run_belongs_to_the_same_place_whenever_it_is_asked_for(file, tmp_path):

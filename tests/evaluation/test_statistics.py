@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from concm.errors import ConcmError
+from concm.evaluation.given import Given
 from concm.evaluation.results import Curve, Result
 from concm.evaluation.statistics import CONTROL, Row, Table, deviation, difference, interval, ranks, rows
 from tests.support.data import make_bank
@@ -137,6 +139,14 @@ def test_a_table_comes_back_as_it_was_written_and_knows_what_may_stand_beside_it
     assert Table.load(tmp_path / "table.json") == table
     assert table.comparable(bank)
     assert not table.comparable(bank.vary(shot=1))
+
+
+def test_a_table_says_what_its_bank_gave():
+    bank = make_bank(images=8, views=2)
+    assert Table.of(bank, [made("ncm", *RUN)], draws=1).given == Given(8, 8, 0, 8, 2, 2)
+    some = replace(bank.base, views=None, held=torch.arange(len(bank.base.labels)) >= 28)
+    part = replace(bank, base=some, counts=bank.counts + 92)
+    assert Given.of(part) == Given(base=7, on=100, held=1, candidates=8, views=2, base_views=0)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"scenario": "x"}', "\x00"])

@@ -168,3 +168,26 @@ def test_marks_that_do_not_fit_are_refused(tmp_path):
         save_tensors(path, KIND, {**tensors, name: value}, meta)
         with pytest.raises(ConcmError, match=f"its {name.split('/')[0]} part does not fit"):
             Bank.load(path)
+
+
+# views of base images
+
+
+def test_base_images_have_views_where_they_are_asked_for_held_out_ones_too(encoder, dataset, tmp_path):
+    made(encoder, dataset, views=2, augment="cifar", base_views=True).save(tmp_path / "bank.safetensors", "float32")
+    bank = Bank.load(tmp_path / "bank.safetensors")
+    assert bank.base.held is not None
+    assert bank.base.views.shape == (len(bank.base.labels), 2, 64)
+    assert (bank.card.views, bank.card.augment) == (2, "cifar")
+    row = int(bank.base.held.nonzero()[0])
+    at = dataset.held.ids.index(bank.base.ids[row])
+    alone = encoder.encode(dataset.held.where(np.arange(len(dataset.held)) == at), views=2, kind="cifar")
+    torch.testing.assert_close(bank.base.views[row], alone[0], rtol=1e-3, atol=1e-3)
+
+
+def test_without_being_asked_only_candidates_have_views_and_they_are_shifts(encoder, dataset):
+    bank = made(encoder, dataset, views=2)
+    assert bank.base.views is None
+    assert bank.card.augment == "shift"
+    other = made(encoder, dataset, views=2, augment="cifar")
+    assert not torch.allclose(bank.novel.views, other.novel.views, atol=1e-3)

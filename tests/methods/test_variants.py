@@ -17,7 +17,9 @@ from concm.engine.settings import Settings
 from concm.errors import Misuse
 from concm.methods import Choice, choice_of, choose, entries
 from concm.methods import registry as registry_module
+from concm.methods.concm_released import ReleasedSettings
 from concm.methods.ncm import NCM
+from concm.methods.registry import known
 from concm.methods.variants import vary
 
 
@@ -79,7 +81,7 @@ def test_a_name_alone_is_the_method_with_its_defaults():
 
 
 def test_what_is_chosen_is_what_is_built_with_the_seed_given():
-    choice = choose("concm:published,alpha=0.25,calibration.steps=7")
+    choice = choose("concm:full,alpha=0.25,calibration.steps=7")
     method = choice.build(seed=3, device="cpu")
     assert method.settings == choice.settings
     assert method.seed == 3
@@ -87,10 +89,29 @@ def test_what_is_chosen_is_what_is_built_with_the_seed_given():
 
 
 def test_a_preset_is_where_changes_start_from_wherever_it_stands():
-    expected = replace(Settings.published(), alpha=0.5, steps=9)
-    assert choose("concm:published").settings == Settings.published() != Settings()
-    assert choose("concm:published,alpha=0.5,steps=9").settings == expected
-    assert choose("concm:alpha=0.5,published,steps=9").settings == expected
+    expected = replace(Settings.full(), alpha=0.5, steps=9)
+    assert choose("concm:full").settings == Settings.full() != Settings()
+    assert choose("concm:full,alpha=0.5,steps=9").settings == expected
+    assert choose("concm:alpha=0.5,full,steps=9").settings == expected
+
+
+@pytest.mark.parametrize("words", ["concm:released,epochs=3", "concm:epochs=3,released", "concm: released , epochs=3"])
+def test_a_form_that_is_registered_by_itself_is_written_as_a_preset_is(words):
+    choice = choose(words)
+    assert (choice.entry.name, choice.label) == ("concm:released", words)
+    assert choice.settings == replace(ReleasedSettings(), epochs=3)
+    assert choose("concm:released,short").settings == ReleasedSettings().short()
+    assert known(words).settings == choice.settings
+
+
+def test_any_method_may_stand_on_equal_footing_and_then_needs_views_and_shots():
+    choice = choose("equal:teen:alpha=0.5")
+    assert (choice.label, choice.entry.name, choice.equal) == ("equal:teen:alpha=0.5", "teen", True)
+    assert choice.settings == choose("teen:alpha=0.5").settings
+    assert choice.needs == ("views of the shots", "exemplars: all shots, for the operating point")
+    assert known("equal:teen:alpha=0.5") == choice
+    assert known("equal:nobody") is None
+    assert choose("equal:concm:published").needs[0] == "class names"
 
 
 def test_inner_settings_are_reached_by_a_dot_and_leave_their_neighbours_alone():
@@ -167,7 +188,6 @@ REFUSED = {
     "concm:calibration.steps.more=5": ["'calibration.steps.more=5'", "steps has no settings of its own"],
     "concm:structure=fixed": ["structure=fixed", "total=N"],
     "concm:structure=fixed,total=none": ["structure=fixed", "total=N"],
-    "concm:schedule=released": ["schedule=released", "sessions=N"],
     "ncm:alpha=0.5": ["ncm", "no settings", "'alpha=0.5'"],
     "ncm:published": ["ncm", "no settings", "'published'"],
     "concn": ["'concn'", "did you mean concm?"],
@@ -260,6 +280,7 @@ def test_a_method_may_be_registered_after_others_were_used():
 
 OWN = """
 from concm.methods.ncm import NCM
+from concm.methods.registry import known
 
 class Own(NCM):
     pass

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from concm.evaluation.given import Given
 from concm.evaluation.results import ClassMeans, Curve, Cut
 from concm.evaluation.statistics import Printed, Row, Table
 from concm.methods.closer import SpreadAndCloseness
 from concm.methods.registry import known
 from concm.records import to_json
-from concm.report import leaderboard
+from concm.report import leaderboard, papers
 from concm.training.recipe import Recipe
 from tests.support.tiny import call, sentence
 
@@ -152,6 +153,48 @@ def test_a_tie_is_called_a_tie_and_shares_the_rank():
     ]
 
 
+def test_methods_on_equal_footing_have_a_table_of_their_own_beside_the_engine():
+    draws = {"draw": [0.0, 1.0]}
+    plain = row("teen", 51.0, by_draw={**draws, "ahm": [50.0, 52.0]})
+    level = row("equal:teen", 60.0, by_draw={**draws, "ahm": [59.0, 61.0]})
+    ours = row("concm", 63.0, by_draw={**draws, "ahm": [62.0, 64.0]})
+    page = leaderboard.page(table(ours, plain, level, row("ncm", 49.0)), [], "x.png").splitlines()
+    assert "equal:" not in "".join(under(page, "On one shared, frozen backbone"))
+    found = [words.split(" | ") for words in under(page, "On equal footing") if "`" in words and words.startswith("|")]
+    assert [(cells[0], cells[1], cells[-1]) for cells in found] == [
+        ("| 1", "`concm`", "– |"),
+        ("| 2", "`equal:teen`", "+9.00 (+9.00 to +9.00) |"),
+    ]
+    assert "`equal:teen` −3.00" in line(under(page, leaderboard.AGAINST), "- **AHM")
+    assert line(under(page, "What each method is, needs and leaves out"), "| `equal:teen`")
+
+
+def test_without_such_rows_there_is_no_such_table(page):
+    assert "## On equal footing" not in page
+
+
+def test_what_each_row_saw_and_keeps_stands_with_what_it_costs(page):
+    assert line(under(page, "What each costs"), "| `teen`").split(" | ")[6:9] == ["none", "–", "–"]
+    given = Given(base=24, on=490, held=10, candidates=36, views=3, base_views=0)
+    found = leaderboard.page(replace(SHARED, given=given, passes=4), [], "x.png").splitlines()
+    assert line(under(found, "What each costs"), "| `orco`").split(" | ")[7:9] == ["24 of 490", "4"]
+    assert line(under(found, "What each costs"), "| `concm`").split(" | ")[6] == "5 per novel class"
+    assert (
+        "Methods see 24 of the 490 images of each base class that were trained on and 10 that were not, and 36 "
+        "candidates of each novel class, 3 views each; the backbone saw each picture 4 times. So what is trained on "
+        "base features sees 5 % of them, and references are no upper bounds." in "".join(found)
+    )
+
+
+def test_a_fuller_bank_of_the_same_backbone_has_a_table_of_its_own():
+    full = replace(table(row("joint", 75.0), row("orco", 60.0)), given=Given(490, 490, 10, 500, 3, 0))
+    found = leaderboard.page(SHARED, [full], "x.png").splitlines()
+    said = under(found, "With another part of the same images")
+    assert [words.split("`")[1] for words in said if words.startswith("| ") and "`" in words] == ["joint", "orco"]
+    assert "Methods see 490 of the 490 images" in "".join(said)
+    assert "## Methods with a base session of their own" not in found
+
+
 def test_references_do_not_count_as_better():
     shared = table(row("concm", 61.0), row("joint", 70.0), row("ncm", 49.0))
     said = under(leaderboard.page(shared, [], "x.png").splitlines(), leaderboard.AGAINST)
@@ -160,14 +203,14 @@ def test_references_do_not_count_as_better():
 
 @pytest.mark.promise
 def test_the_verdict_is_computed_session_by_session_and_no_words_take_its_place(monkeypatch):
-    monkeypatch.setattr(leaderboard, "remarks", lambda scenario: {"teen": "another backbone"})
+    monkeypatch.setattr(papers, "remarks", lambda scenario: {"teen": "another backbone"})
     away = replace(row("teen", 51.0, 60.5), hm=[53.0] * 4 + [46.0] * 4)
-    papers = under(
+    found = under(
         leaderboard.page(table(away, row("orco", 58.0, 52.0)), [], "x.png").splitlines(), "Beside their papers"
     )
-    assert line(papers, "| `teen`") == "| `teen` | 3.54 | +13.3 | +10.5 | +20.0 | −10.0 | not reproduced |"
-    assert line(papers, "| `orco`").endswith("| reproduced within 3 points RMS |")
-    assert line(papers, "- `teen`") == "- `teen`: another backbone."
+    assert line(found, "| `teen`") == "| `teen` | 3.54 | +13.3 | +10.5 | +20.0 | −10.0 | not reproduced |"
+    assert line(found, "| `orco`").endswith("| reproduced within 3 points RMS |")
+    assert line(found, "- `teen`") == "- `teen`: another backbone."
 
 
 def test_this_library_s_engine_is_never_called_a_reproduction(page):
@@ -176,9 +219,9 @@ def test_this_library_s_engine_is_never_called_a_reproduction(page):
 
 def test_the_published_form_is_judged_too_and_other_variants_are_not():
     rows = (row("concm:published", 59.0), row("concm:alpha=0.5", 59.0), row("ncm", 49.0))
-    papers = under(leaderboard.page(table(*rows), [], "x.png").splitlines(), "Beside their papers")
-    assert line(papers, "| `concm:published`").endswith("| reproduced within 3 points RMS |")
-    assert not [words for words in papers if "alpha" in words]
+    found = under(leaderboard.page(table(*rows), [], "x.png").splitlines(), "Beside their papers")
+    assert line(found, "| `concm:published`").endswith("| reproduced within 3 points RMS |")
+    assert not [words for words in found if "alpha" in words]
 
 
 def test_a_method_with_its_own_base_session_stands_beside_others_on_its_features(page):
@@ -235,7 +278,8 @@ def test_the_picture_has_all_of_them(tmp_path):
 
 
 def test_a_table_of_a_plain_backbone_is_a_control():
-    plain = table(row("ncm", 30.0), row("concm", 40.0), recipe={**to_json(Recipe()), "epochs": 60, "turned": 0.0})
+    recipe = {**to_json(Recipe()), "epochs": 60, "turned": 0.0}
+    plain = table(row("ncm", 30.0), row("concm", 40.0), recipe=recipe, weights="other")
     found = under(leaderboard.page(SHARED, [plain], "x.png").splitlines(), "Methods with a base session of their own")
     cells = line(found, "| `ncm`").split(" | ")
     assert cells[1] == "ours: epochs 60, turned 0.0"
@@ -267,7 +311,7 @@ def test_something_else_than_a_table_is_refused(tmp_path, capsys):
 def test_remarks_are_about_registered_methods(scenario):
     from concm.methods import entries
 
-    assert leaderboard.remarks(scenario).keys() <= entries().keys()
+    assert papers.remarks(scenario).keys() <= entries().keys()
 
 
 def test_the_page_in_the_documentation_is_the_one_that_its_files_give():

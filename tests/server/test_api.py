@@ -15,6 +15,7 @@ import pytest
 
 from concm.classifier.classifier import Classifier
 from concm.errors import ConcmError
+from concm.progress import track
 from concm.server import api, changing, openapi
 from concm.server.inbox import ROOM, Inbox
 from concm.server.security import Guard
@@ -113,6 +114,25 @@ def test_learning_does_not_keep_anybody_from_asking(program):
     go.set()
     assert job.over.wait(20)
     assert program.get(f"/api/jobs/{job.id}").json()["state"] == "done"
+
+
+def test_a_long_job_says_how_much_of_it_is_done(program):
+    desk = program.app.app.state.desk
+    half, go = threading.Event(), threading.Event()
+
+    def slow(classifier):
+        for step in track(range(4), "something"):
+            if step == 2:
+                half.set()
+                assert go.wait(20)
+
+    job = desk.change("something slow", slow)
+    assert half.wait(20)
+    assert program.get("/api/status").json()["jobs"][0]["percent"] == 50
+    assert program.get(f"/api/jobs/{job.id}").json()["percent"] == 50
+    go.set()
+    assert job.over.wait(20)
+    assert "percent" not in program.get(f"/api/jobs/{job.id}").json()
 
 
 def test_what_takes_long_is_a_job_to_ask_for(program, monkeypatch):
@@ -282,13 +302,14 @@ def test_health_names_classes_with_few_photos_and_photos_that_look_wrong(program
     program.post("/api/learn", data={"name": "okapi"}, files=wrong)
     found = program.get("/api/health").json()
     assert found["version"] == 3
-    assert found["doubtful"][0]["photo"] == "wrong.png"
-    assert found["doubtful"][0]["more_like"] == "fox"
-    assert (found["confused"][0]["class"], found["confused"][0]["taken_for"]) == ("okapi", "fox")
+    assert (found["mislabelled"][0]["photo"], found["mislabelled"][0]["more_like"]) == ("wrong.png", "fox")
+    assert (found["confused"][0]["name"], found["confused"][0]["taken_for"]) == ("okapi", "fox")
+    numbers = [photo["number"] for photo in program.get("/api/classes/fox/photos").json()["photos"]]
+    assert set(found["confused"][0]["because"]) <= set(numbers)
     program.post("/api/learn", data={"name": "gnu"}, files=several("gnu", 1))
-    rows = {row["class"]: row for row in program.get("/api/health").json()["classes"]}
-    assert (rows["gnu"]["needs_more"], rows["gnu"]["recognised"]) == (True, None)
-    assert not rows["cat"]["needs_more"]
+    rows = {row["name"]: row for row in program.get("/api/health").json()["classes"]}
+    assert (rows["gnu"]["photos"], rows["gnu"]["verdict"]) == (1, "more photos")
+    assert rows["cat"]["verdict"] == "enough"
 
 
 def test_the_map_has_every_photo_and_class_within_its_square(program):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.photographs import write_class
+from concm.classifier.classifier import Classifier
+from tests.support.photographs import BACKBONE, write_class
 from tests.support.serving import running
 from tests.support.zoo import COUNT
 
@@ -193,10 +194,28 @@ def test_photos_are_moved_and_removed_and_classes_renamed_merged_and_forgotten(p
     expect(page.locator("#summary")).to_contain_text(f"version 2 · 6 classes · {5 * COUNT + 4} photos")
 
 
+def test_health_shows_what_needs_photos_and_which_look_wrong(page, store, tmp_path):
+    with Classifier(store, BACKBONE, device="cpu") as zoo:
+        wrong = write_class(tmp_path / "wrong", 1, name="fox", first=900)
+        zoo.learn({"okapi": wrong, "gnu": write_class(tmp_path / "gnu", 1)})
+    expect(page.locator("#summary")).to_contain_text("version 3")
+    tab(page, "Health")
+    expect(page.locator("tbody tr")).to_have_count(7)
+    expect(page.locator("tbody tr", has_text="gnu")).to_contain_text("needs more photos")
+    expect(page.locator(".grid .card").first).to_contain_text("like fox")
+    expect(page.locator(".pairs li").first).to_contain_text("okapi is taken for fox: 1 photo")
+    expect(page.locator(".pairs img")).not_to_have_count(0)
+    page.get_by_role("button", name="Show class").first.click()
+    expect(page.locator("main h2").first).to_contain_text("okapi")
+    tab(page, "Health")
+    page.get_by_role("button", name="Move there").first.click()
+    expect(page.locator("#said")).to_have_text("move: okapi (1) to fox: version 4.")
+    expect(page.locator(".pairs li", has_text="okapi is taken for")).to_have_count(0)
+
+
 def test_health_map_history_and_exports_are_shown(page):
     tab(page, "Health")
     expect(page.locator("tbody tr")).to_have_count(6)
-    expect(page.locator("tbody tr").first).to_contain_text("needs more photos")
     tab(page, "Map")
     expect(page.locator(".map")).to_have_attribute("aria-label", "A map of 6 classes")
     tab(page, "History")

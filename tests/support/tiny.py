@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -51,6 +53,13 @@ def typed(*words: object) -> subprocess.CompletedProcess[str]:
     """Run `concm` as users do, in a process of its own."""
     command = [str(CONCM), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment(), check=False)
+
+
+def wait_until(happened: Callable[[], bool], seconds: float = 300) -> None:
+    until = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.02)
 
 
 def complaints(text: str) -> list[str]:

@@ -22,6 +22,7 @@ from concm.backbones.identity import Identity as Identity
 from concm.data import augment
 from concm.data.dataset import ImageSet
 from concm.data.transform import Transform
+from concm.data.views import Augment, view
 from concm.errors import ConcmError, Misuse, in_a_line, loading
 from concm.files import digest, load_tensors, save_tensors
 from concm.records import from_json
@@ -91,11 +92,8 @@ class Encoder:
     @property
     def plain(self) -> bool:
         """Whether features are the plain output of a network that can be trained further."""
-        return (
-            self.passes == self.blocks == 1
-            and not isinstance(self.network, (Reading, EfficientNetLite))
-            and "source" not in self.meta
-        )
+        ours = not isinstance(self.network, (Reading, EfficientNetLite)) and "source" not in self.meta
+        return ours and self.passes == self.blocks == 1
 
     @property
     def source(self) -> str:
@@ -152,16 +150,18 @@ class Encoder:
         images: ImageSet,
         *,
         views: int = 0,
+        kind: Augment = "shift",
         seed: int = 0,
         batch: int = 256,
         tick: Callable[[int], None] = lambda done: None,
     ) -> Tensor:
-        """Features (n, d) of the images as they are, or (n, views, d) of random weak views (shift, mirror)."""
+        """Features (n, d) of the images as they are, or (n, views, d) of random views of them."""
         parts = []
         for start in range(0, len(images), batch):
             rows = images.rows[start : start + batch]
             pixels = torch.from_numpy(np.ascontiguousarray(images.pixels[rows])).to(self.device)
-            parts.append(self.views(pixels, images.ids[start : start + batch], views, seed) if views else self(pixels))
+            ids = images.ids[start : start + batch]
+            parts.append(self.views(pixels, ids, views, seed, kind) if views else self(pixels))
             tick(len(rows))
         if parts:
             return torch.cat(parts)
@@ -186,12 +186,12 @@ class Encoder:
         """How many threads may encode by themselves: the cores of a CPU as far as torch may use them, one for a GPU."""
         return cores.budget() if self.device.type == "cpu" else 1
 
-    def views(self, pixels: Tensor, ids: list[str], views: int, seed: int = 0) -> Tensor:
-        """Features (n, views, d) of weak views, which depend only on the picture, its id and the seed."""
+    def views(self, pixels: Tensor, ids: list[str], views: int, seed: int = 0, kind: Augment = "shift") -> Tensor:
+        """Features (n, views, d) of views, which depend only on the picture, its id and the seed."""
         random = torch.stack([_uniform(f"{seed}:{name}", views) for name in ids]).to(pixels.device)
         out = []
-        for view in range(views):
-            images = augment.weak(pixels, random[:, view], self.transform.size)
+        for at in range(views):
+            images = view(pixels, random[:, at], self.transform.size, kind)
             out.append(self._shared(lambda part: self._features([self.transform.normalise(part)]), images))
         return torch.stack(out, 1)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from concm.classifier.archive import Zipped, is_zip
 from concm.classifier.photos import Picture, find_photos
 from concm.data.images import BrokenPicture
 from concm.errors import Misuse
@@ -84,14 +85,14 @@ def listed(pictures: Picture | Sequence[Picture]) -> list[Picture]:
         return list(find_photos([pictures]))
     if isinstance(pictures, np.ndarray) and pictures.ndim == 4:
         return list(pictures)
-    if isinstance(pictures, bytes | Image.Image | np.ndarray):
+    if isinstance(pictures, bytes | Image.Image | np.ndarray | Zipped):
         return [pictures]
     return list(pictures)
 
 
 def many(pictures: Any) -> bool:
-    """Whether this is a folder or a glob, of which nobody knows beforehand what is in it."""
-    return isinstance(pictures, str | os.PathLike) and not os.path.isfile(pictures)
+    """Whether this is a folder, a zip or a glob, of which nobody knows beforehand what is in it."""
+    return isinstance(pictures, str | os.PathLike) and (is_zip(pictures) or not os.path.isfile(pictures))
 
 
 def whole(item: Any) -> Any:

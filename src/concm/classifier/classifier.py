@@ -28,7 +28,9 @@ from concm import __version__, backbones
 from concm.backbones import encoder as encoders
 from concm.backbones.cores import one_thread
 from concm.backbones.encoder import Encoder, Identity
+from concm.classifier.album import Album
 from concm.classifier.change import Change
+from concm.classifier.check import Check, check
 from concm.classifier.confidence import ENOUGH, Confidence
 from concm.classifier.corrections import Chosen, Correction
 from concm.classifier.duplicates import Duplicates, check_duplicates, only_new
@@ -43,7 +45,7 @@ from concm.classifier.prediction import Known, Prediction, Predictions, check_ra
 from concm.classifier.rehearsal import Plan, rehearse
 from concm.classifier.rows import ClassRow, PhotoRow, VersionRow, state_file
 from concm.classifier.store import Store
-from concm.classifier.stream import Encoded, encoded, in_piles
+from concm.classifier.stream import BATCH, Encoded, encoded, in_parts, in_piles
 from concm.data.images import Broken, BrokenPicture
 from concm.data.scenarios import natural
 from concm.engine.concm import Engine
@@ -62,7 +64,7 @@ UNKNOWN_RATE = 0.05
 FEW = 5000
 """Photos up to which a store is fitted on one thread: where cores are shared, more wait longer than they compute."""
 Given = str | os.PathLike[str] | Mapping[str, Any]
-"""A folder of class folders, a CSV file of paths and labels, or pictures by class name."""
+"""A folder or a zip file of class folders, a CSV file of paths and labels, or pictures by class name."""
 
 
 class Classifier:
@@ -145,6 +147,14 @@ class Classifier:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to another process: where the store is and how it is opened; it is opened there anew."""
+        how = {"device": self.device, "seed": self.seed, "wait": self._wait, "blocks": self._blocks}
+        return {"path": self.path.absolute(), "backbone": self._backbone, "looks": self._looks, **how}
+
+    def __setstate__(self, how: dict[str, Any]) -> None:
+        self.__init__(**how)  # type: ignore[misc]
 
     # State
 
@@ -399,6 +409,8 @@ class Classifier:
             raise Misuse(f"at least one guess must be asked for, not {top}")
         self.known()
         piles = in_piles(self._encoder, pictures, thumbnails=False)
+        if self.known().many:
+            piles = in_parts(chain.from_iterable(piles), BATCH)
         found = chain.from_iterable(self._answers(pile, unknown_rate, top) for pile in piles)
         yield from track(found, "predicting", len(pictures))
 
@@ -417,6 +429,11 @@ class Classifier:
                 found = now.predictions([own.name for own in seen], features, unknown_rate, top)
                 answers = {id(own): answer for own, answer in zip(seen, found, strict=True)}
             yield answers[id(item)]
+
+    def features(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
+        """Features (n, d) of pictures by the store's backbone, for `concm.ConCM` or whatever else works on features."""
+        items = [whole(item) for item in encoded(self._encoder, listed(pictures), thumbnails=False, title="photos")]
+        return np.array([item.features.numpy() for item in items], np.float32)
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Probabilities (n, classes) in the order of `classes_`."""
@@ -454,6 +471,15 @@ class Classifier:
         except ConcmError as error:  # the result is returned even if it cannot be stored
             self.remarks = [*self.remarks, f"the figures were not kept: {error}"]
         return result
+
+    def check(self) -> Check:
+        """What the taught photos say of each other: classes that need more, confused ones, and photos to look at.
+
+        For each class there is the accuracy to be expected now and with more photos; photos that are likely mislabelled
+        and those that do harm come with the worst first. Nothing is encoded, and nothing is changed.
+        """
+        known = self.known()
+        return check(Album.of(self.store, known), known)
 
     def export(
         self, onnx: str | os.PathLike[str] | None = None, structure: str | os.PathLike[str] | None = None

@@ -8,15 +8,13 @@ photos that were held out, and novel photos left out of their own prototypes (do
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from concm.engine.trial import Trial
 
 if TYPE_CHECKING:
     from concm.engine.concm import Engine
@@ -26,6 +24,10 @@ NEXT = 9
 STEPS = 100
 TEMPERATURE = 1 / 30
 """Where the temperature stays when there is little to learn it from."""
+EVERY, BEST, BEHIND = 4096, 64, 256
+"""Classes up to which all count when the temperature is found; with more, the best, and some of those behind them."""
+TEMPERED = 512
+"""Photos by which the temperature is found at most where there are more classes than that."""
 ENOUGH = 20
 """Photos below which nothing is called unknown: they would not tell what is usual."""
 
@@ -48,7 +50,7 @@ class Confidence:
     @classmethod
     def of(cls, engine: Engine) -> Confidence:
         """From a trial of what the engine knows now."""
-        trial = Trial.of(engine)
+        trial = engine.tried()
         scores, labels = trial.total(engine.head)
         base = labels < engine.memory.base
         # Classes count alike, however many photos of them there are.
@@ -64,12 +66,13 @@ class Confidence:
             return cls(flat, flat + 1, flat[:0], torch.tensor(TEMPERATURE), torch.tensor(adapted))
         weights = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights
         weights = weights / weights.sum()
-        both = _standing(scores).double()
+        best = scores.topk(min(BEST, scores.shape[1]), 1).values
+        both = _standing(best).double()
         centre = (weights[:, None] * both).sum(0)
         width = (weights[:, None] * (both - centre).square()).sum(0).sqrt().clamp(min=1e-4)
         familiar = ((both - centre) / width).sum(1)
         quantiles = _quantiles(familiar, weights) if len(labels) >= ENOUGH else flat[:0]
-        temperature = _temperature(scores, labels, weights)
+        temperature = _temperature(scores, best, labels, weights)
         return cls(centre.float(), width.float(), quantiles, temperature, torch.tensor(adapted))
 
     @classmethod
@@ -94,7 +97,8 @@ class Confidence:
 
     def familiarity(self, scores: Tensor) -> Tensor:
         """How high the best score of each photo (n,) is and how far it leads, in units of what is usual."""
-        return familiarity(scores, self.centre, self.width)
+        best = scores.topk(min(1 + NEXT, scores.shape[1]), 1).values
+        return familiarity(best, self.centre, self.width)
 
     def threshold(self, rate: float) -> float:
         """The familiarity that this share of known photos does not reach."""
@@ -126,12 +130,30 @@ def _quantiles(familiar: Tensor, weights: Tensor) -> Tensor:
     return torch.where(enough, found, normal).cummax(0).values.float()
 
 
-def _temperature(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+def _temperature(scores: Tensor, best: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """That makes the labels most likely, held near a common value where there are few."""
     candidates = torch.logspace(math.log10(1 / 200), math.log10(0.3), 60)
+    if scores.shape[1] <= EVERY:
+        unlikely = _unlikely(scores, labels)
+    else:
+        some = slice(None, None, -(-len(labels) // TEMPERED))
+        unlikely, weights = _nearly(scores[some], best[some], labels[some]), weights[some] / weights[some].sum()
     costs = [
-        float((weights * F.cross_entropy(scores.double() / value, labels, reduction="none")).sum()) * len(labels)
-        + 10 * math.log(float(value) / TEMPERATURE) ** 2
+        float((weights * unlikely(value)).sum()) * len(labels) + 10 * math.log(float(value) / TEMPERATURE) ** 2
         for value in candidates
     ]
     return candidates[int(torch.tensor(costs).argmin())]
+
+
+def _unlikely(scores: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
+    """How unlikely each label (n,) is at a temperature: its cross-entropy."""
+    return lambda value: F.cross_entropy(scores.double() / value, labels, reduction="none")
+
+
+def _nearly(scores: Tensor, best: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
+    """The same for very many classes: of those behind the best, every so many stand for the others."""
+    step = scores.shape[1] // BEHIND
+    behind = scores[:, ::step].masked_fill(scores[:, ::step] >= best[:, -1:], -torch.inf)
+    every, own = torch.cat([best, behind], 1), scores.gather(1, labels[:, None])[:, 0]
+    stands_for = torch.cat([torch.zeros(best.shape[1]), torch.full((behind.shape[1],), math.log(step))])
+    return lambda value: torch.logsumexp(every / value + stands_for, 1) - own / value

@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,11 @@ OUTPUTS = ("probabilities", "familiarity")
 
 def tensors(engine: Engine, confidence: Confidence) -> dict[str, Tensor]:
     """The tensors of a structure file: the inputs of the network other than pictures."""
-    head = {name: getattr(engine.head, name).cpu().contiguous() for name in HEAD}
+    known = engine.head
+    if not known.structured:  # the network takes one all the same, which counts for nothing
+        room = known.structure.new_zeros(len(known.structure), len(known.prototypes), known.outer_bias.shape[1])
+        known = replace(known, structure=room)
+    head = {name: getattr(known, name).cpu().contiguous() for name in HEAD}
     usual = {name: getattr(confidence, name) for name in ("centre", "width", "temperature")}
     return {**head, **usual}
 

@@ -1,4 +1,4 @@
-"""Folders and lists of labelled photos: one folder per class, or a CSV file of paths and labels.
+"""Folders, zip files and lists of labelled photos: one folder per class, or a CSV file of paths and labels.
 
 What a folder holds beside photos is counted, folders within class folders are asked about, and so are names that differ
 in nothing but their spelling.
@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, get_args
 
+from concm.classifier.archive import Archive, Zipped, is_zip
 from concm.data.sources import SUFFIXES, pictures_under
 from concm.errors import ConcmError, Misuse
 
@@ -23,8 +24,6 @@ Similar = Literal["refuse", "keep"]
 
 def class_folders(root: Path, nested: Nested = "refuse") -> dict[str, Path]:
     """The class folders in a folder; one that holds folders of photos itself is refused, unless they are flattened."""
-    if nested not in get_args(Nested):
-        raise Misuse(f"`nested` is one of {', '.join(get_args(Nested))}, not {nested!r}")
     if not os.path.isdir(root):
         raise Misuse(f"no folder at {root}; photos of classes come as one folder per class, named after it")
     folders = _folders(root)
@@ -34,15 +33,33 @@ def class_folders(root: Path, nested: Nested = "refuse") -> dict[str, Path]:
         raise ConcmError(
             f"no class folders in {root}: it should hold one folder per class, with its photos inside{hint}"
         )
-    for folder in folders if nested == "refuse" else []:
+    for folder in folders:
         inner = [inside.name for inside in _folders(folder) if next(pictures_under(inside), None) is not None]
-        if inner:
-            named = ", ".join(inner[:3]) + (" …" if len(inner) > 3 else "")
-            raise ConcmError(
-                f"{folder} holds folders of photos itself ({named}): if these are the classes, give {folder}; if all "
-                f'of them are {folder.name!r}, say `nested="flatten"`'
-            )
+        _flat(folder, inner, nested, f"give {folder}")
     return {folder.name: folder for folder in folders}
+
+
+def zipped_classes(file: Path, nested: Nested = "refuse") -> dict[str, list[Zipped]]:
+    """The class folders in a zip file, as those in a folder."""
+    archive = Archive.of(file)
+    groups = archive.classes()
+    if not groups:
+        raise ConcmError(f"no class folders in {file}: it should hold one folder per class, with its photos inside")
+    for name, photos in groups.items():
+        _flat(file / name, archive.inner(photos), nested, "pack that folder alone")
+    return groups
+
+
+def _flat(folder: Path, inner: list[str], nested: Nested, instead: str) -> None:
+    """Refuse a class folder with folders of photos in it, unless they are flattened."""
+    if nested not in get_args(Nested):
+        raise Misuse(f"`nested` is one of {', '.join(get_args(Nested))}, not {nested!r}")
+    if inner and nested == "refuse":
+        named = ", ".join(inner[:3]) + (" …" if len(inner) > 3 else "")
+        raise ConcmError(
+            f"{folder} holds folders of photos itself ({named}): if these are the classes, {instead}; if all of them "
+            f'are {folder.name!r}, say `nested="flatten"`'
+        )
 
 
 def _folders(root: Path) -> list[Path]:
@@ -72,29 +89,39 @@ def is_list(source: object) -> bool:
 
 
 def left_out(words: Iterable[object]) -> list[str]:
-    """What folders hold beside photos, in a sentence each: how many files of which kind."""
+    """What folders and zip files hold beside photos, in a sentence each: how many files of which kind."""
     sentences = []
     for word in words:
-        if isinstance(word, str | os.PathLike) and os.path.isdir(word):
-            kinds = Counter(
-                os.path.splitext(name)[1].lower() or "without a suffix"
-                for at, _, names in os.walk(os.fsdecode(word))
-                if not any(part.startswith(".") for part in Path(at).relative_to(word).parts)
-                for name in names
-                if not name.startswith(".") and os.path.splitext(name)[1].lower() not in SUFFIXES
-            )
-            if kinds:
-                order = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
-                counted = ", ".join(f"{count} {kind}" for kind, count in order)
-                sentences.append(f"left out in {os.fsdecode(word)}, for they are no photos by their names: {counted}")
+        if not isinstance(word, str | os.PathLike):
+            continue
+        kinds = Archive.of(Path(word)).others if is_zip(word) else _others(word)
+        if kinds:
+            order = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
+            counted = ", ".join(f"{count} {kind}" for kind, count in order)
+            sentences.append(f"left out in {os.fsdecode(word)}, for they are no photos by their names: {counted}")
     return sentences
+
+
+def _others(folder: str | os.PathLike[str]) -> Counter[str]:
+    return Counter(
+        os.path.splitext(name)[1].lower() or "without a suffix"
+        for at, _, names in os.walk(os.fsdecode(folder))
+        if not any(part.startswith(".") for part in Path(at).relative_to(folder).parts)
+        for name in names
+        if not name.startswith(".") and os.path.splitext(name)[1].lower() not in SUFFIXES
+    )
 
 
 def loose_photos(root: object) -> list[str]:
     """A sentence about photos that lie beside class folders, of no class."""
-    if not isinstance(root, str | os.PathLike) or not os.path.isdir(root):
+    if not isinstance(root, str | os.PathLike):
         return []
-    beside = [path.name for path in Path(root).iterdir() if path.is_file() and path.suffix.lower() in SUFFIXES]
+    if is_zip(root):
+        beside = [photo.place.name for photo in Archive.of(Path(root)).loose]
+    elif os.path.isdir(root):
+        beside = [path.name for path in Path(root).iterdir() if path.is_file() and path.suffix.lower() in SUFFIXES]
+    else:
+        beside = []
     if not beside:
         return []
     return [

@@ -1,4 +1,4 @@
-"""Photos as people give them (folders, files, globs, PIL images, arrays, bytes), grouped by class and named."""
+"""Photos as people give them (folders, zips, files, globs, PIL images, arrays, bytes), grouped by class and named."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from concm.classifier.folders import Nested, class_folders, is_list, listed_photos
+from concm.classifier.archive import Archive, Zipped, is_zip
+from concm.classifier.folders import Nested, class_folders, is_list, listed_photos, zipped_classes
 from concm.data.images import BrokenPicture, decode
 from concm.data.sources import SUFFIXES, pictures_under
 from concm.errors import ConcmError, Misuse
 
-Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any]
+Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Zipped
 UNKNOWN = "unknown"
 """The label of a photo of no known class; no class may have this name."""
 LONGEST_NAME = 100
@@ -57,6 +58,8 @@ def _openable(picture: Picture) -> bytes | Path | Image.Image:
         return picture
     if isinstance(picture, str | os.PathLike):
         return Path(picture)
+    if isinstance(picture, Zipped):
+        return picture.read()
     try:
         pixels = np.asarray(picture)
     except ValueError as error:
@@ -74,6 +77,8 @@ def _openable(picture: Picture) -> bytes | Path | Image.Image:
 
 def called(picture: Picture, number: int) -> str:
     """The name of a picture: its path, or its number among those given."""
+    if isinstance(picture, Zipped):
+        return printable(str(picture))
     return printable(picture) if isinstance(picture, str | os.PathLike) else f"picture {number + 1}"
 
 
@@ -96,21 +101,25 @@ def checked_name(name: object) -> str:
     return name
 
 
-def find_photos(words: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """The pictures that files, folders (with subfolders) and globs stand for, in order and without repetition."""
-    found: dict[Path, None] = {}
+def find_photos(words: Iterable[str | os.PathLike[str]]) -> list[Path | Zipped]:
+    """The pictures that files, folders (with subfolders), zips and globs stand for, in order, without repetition."""
+    found: dict[Path | Zipped, None] = {}
     for word in words:
         if not os.fspath(word):
             raise Misuse("an empty word is no photo; the current folder is `.`")
-        path = Path(word)
-        if os.path.isdir(path):  # unlike Path.is_dir, no name is too long to be asked for
-            inside = list(pictures_under(path))
+        path, inside = Path(word), list[Path | Zipped]()
+        if is_zip(path):
+            inside += Archive.of(path).photos
+        elif os.path.isdir(path):  # unlike Path.is_dir, no name is too long to be asked for
+            inside += pictures_under(path)
             if not inside:
                 raise ConcmError(f"no pictures in {path}; these are read: {' '.join(sorted(SUFFIXES))}")
         elif os.path.exists(path):
-            inside = [path]
+            inside.append(path)
         else:
-            inside = [Path(name) for name in sorted(glob.glob(os.fspath(word), recursive=True)) if Path(name).is_file()]
+            inside += [
+                Path(name) for name in sorted(glob.glob(os.fspath(word), recursive=True)) if Path(name).is_file()
+            ]
             if not inside:
                 raise ConcmError(f"no picture at {path}")
         found |= dict.fromkeys(inside)
@@ -120,13 +129,15 @@ def find_photos(words: Iterable[str | os.PathLike[str]]) -> list[Path]:
 def by_class(
     source: str | os.PathLike[str] | Mapping[str, Any], *, taught: bool = True, nested: Nested = "refuse"
 ) -> dict[str, list[Picture]]:
-    """Pictures by class name, from a folder of class folders, a CSV file or a mapping; no class is empty.
+    """Pictures by class name, from a folder or zip of class folders, a CSV file or a mapping; no class is empty.
 
     If they are not `taught`, there may also be photos of unknown classes, under the name "unknown".
     """
     given: Mapping[str, Any]
     if isinstance(source, Mapping):
         given = source
+    elif is_zip(source):
+        given = zipped_classes(Path(source), nested)
     else:
         given = listed_photos(Path(source)) if is_list(source) else class_folders(Path(source), nested)
     groups: dict[str, list[Picture]] = {}

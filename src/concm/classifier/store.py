@@ -39,6 +39,7 @@ from concm.classifier.rows import (
 )
 from concm.errors import ConcmError, loading
 from concm.files import load_tensors, replacing
+from concm.progress import track
 
 
 class Store:
@@ -226,7 +227,7 @@ class Store:
             with new_folder(destination) as draft:
                 (draft / "states").mkdir()
                 own = [file for file in (self.path / "states").iterdir() if is_state_file(file)]
-                for file in [*own, self.path / "backbone.safetensors"]:
+                for file in track([*own, self.path / "backbone.safetensors"], "copying"):
                     if file.is_file():
                         copied(file, draft / file.relative_to(self.path))
                 with closing(sqlite3.connect(database.file(draft))) as copy:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from cyclopts import App, CycloptsError
 
 from concm import __version__, progress
-from concm.cli import base, bench, corrections, lists, photos, serve
+from concm.cli import base, bench, corrections, demo, keeping, lists, looking, paper, photos, serve
 from concm.cli.options import complain, in_options, printable_streams
 from concm.errors import ConcmError
 
@@ -23,24 +23,18 @@ app = App(
     suppress_keyboard_interrupt=False,  # `main` has a sentence for it
 )
 for command in (
-    *(
-        photos.fit,
-        photos.learn,
-        photos.predict,
-        photos.show,
-        photos.forget,
-        photos.undo,
-        photos.evaluate,
-        photos.calibrate,
-    ),
+    *(photos.fit, photos.learn, photos.predict),
+    *(looking.evaluate, looking.check, looking.show, photos.calibrate),
     *(corrections.rename, corrections.merge, corrections.move, corrections.remove),
-    serve.serve,
-    *(photos.verify, photos.backup, photos.export, photos.demo),
+    *(corrections.forget, corrections.undo),
+    *(keeping.verify, keeping.backup, keeping.export),
+    *(serve.serve, demo.demo),
     *(bench.bench, bench.methods, bench.conformance),
     *(base.train, base.features, base.bank),
     *(lists.attributes, lists.scenarios, lists.backbones),
 ):
     app.command(command)
+app.command(paper.app)
 
 
 class _Lines(logging.Handler):

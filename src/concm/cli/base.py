@@ -111,6 +111,8 @@ def features(
     machine: Machine = Machine(),  # noqa: B008
     validate: bool = False,
     views: int = 0,
+    augment: Literal["shift", "cifar", "imagenet"] = "shift",
+    base_views: bool = False,
     blocks: int = 1,
     turns: int = 1,
     looks: int = 1,
@@ -120,6 +122,7 @@ def features(
     precision: Literal["int8", "float16", "float32"] = "float16",
     batch: int = 256,
     seed: int = 0,
+    on: str = "here",
 ) -> None:
     """Turn a dataset into a feature bank with a frozen backbone.
 
@@ -135,7 +138,12 @@ def features(
     validate
         Extract the validation scenario of a backbone trained with `--validate`: the bank to choose settings on.
     views
-        Augmented views (shift, mirror) to keep of each candidate shot.
+        Augmented views to keep of each candidate shot.
+    augment
+        What a view is: a shift and mirror image, or with AutoAugment by its policy for CIFAR (with a square cut out)
+        or for ImageNet, as many authors' training images are.
+    base_views
+        Keep views of the base images too, for methods that train on them.
     blocks
         How many of the network's last blocks are read, side by side in a feature.
     turns
@@ -154,6 +162,10 @@ def features(
         Images encoded at once.
     seed
         Seed of the choice of kept images and of the views.
+    on
+        Where pictures are encoded: `here`; `ray`, a Ray cluster that is started on this machine for as long as the
+        command takes, or the one that the variable RAY_ADDRESS names; or `ray://HOST:PORT`. Workers read the files by
+        the same paths; what is encoded is kept beside the bank, and an interrupted command goes on from there.
     """
     at_least(1, batch=batch)
     at_least(0, views=views, seed=seed)
@@ -161,35 +173,43 @@ def features(
     from concm.evaluation.controls import average, nearest_mean
     from concm.features.extract import extract
     from concm.features.sessions import draw
+    from concm.features.shards import Shards
     from concm.files import refuse_stream
     from concm.report import tables as text
 
     refuse_stream(out)
-    machine.accelerator()
+    if on == "here":
+        machine.accelerator()
+    elif pictures.broken == "skip":
+        raise Misuse("`broken=skip` goes with pictures that are read here: on a cluster, remove what it complains of")
     encoder = load_encoder(backbone, pictures.transform(scenario), blocks=blocks, turns=turns, looks=looks)
-    dataset = pictures.load(scenario, encoder.transform)
+    dataset = pictures.load(scenario, encoder.transform, unread=on != "here")
     if validate and not str(encoder.meta.get("scenario", "")).endswith("-validation"):
         raise Misuse("--validate needs a backbone that was trained with --validate: this one has seen all base classes")
     dataset = _trained_on(dataset, encoder.meta.get("recipe") or {}, validate=validate)
-    fabric = machine.fabric()
     if novel_limit is not None and dataset.scenario.sessions:
         at_least(dataset.scenario.shot, novel_limit=novel_limit)
-    bank = extract(
-        encoder,
-        dataset,
-        fabric,
-        views=views,
-        keep_pictures=keep_pictures,
-        base_limit=base_limit,
-        novel_limit=novel_limit,
-        batch=batch,
-        seed=seed,
-    )
-    if fabric.is_global_zero:
+    with machine.encoding(on, out) as where:
+        bank = extract(
+            encoder,
+            dataset,
+            where,
+            views=views,
+            augment=augment,
+            base_views=base_views,
+            keep_pictures=keep_pictures,
+            base_limit=base_limit,
+            novel_limit=novel_limit,
+            batch=batch,
+            seed=seed,
+        )
+    if isinstance(where, Shards) or where.is_global_zero:
         # Kept with the bank, so that what storing it cost can be checked without the original features.
         runs = nearest_mean(bank, [draw(bank, seed) for seed in range(5)])
         bank = replace(bank, card=replace(bank.card, nearest_mean=average(runs)))
         bank.save(out, precision)
+        if isinstance(where, Shards):
+            where.clear()
         text.show_bank(bank)
         text.show_nearest_mean(bank.scenario, runs, "mean ± spread of 5 draws")
         text.say(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")

@@ -32,6 +32,7 @@ def bench(
     figure: Path | None = None,
     leaderboard: Path | None = None,
     beside: list[Path] | None = None,
+    on: str = "here",
     jobs: int | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> None:
@@ -43,9 +44,10 @@ def bench(
         A scenario whose bank ships with concm (cifar100 by default); with `--bank`, the one it must be of.
     method
         A method (see `concm methods`), with settings if you like: `concm:alpha=0.5,structure=fixed,total=100`, or a
-        preset: `concm:published`; or a class of your own: `my_method.py:MyMethod`, `package.module:MyMethod`. May be
-        given several times. `all` means all methods that can run on this bank: some need a bank of their own base
-        session, or one with pictures. The controls run in any case.
+        preset: `orco:short`; or a class of your own: `my_method.py:MyMethod`, `package.module:MyMethod`. May be given
+        several times. `all` means all methods that can run on this bank: some need a bank of their own base session,
+        or one with pictures. `equal:` before a method, or before `all`, gives it this library's metric, views and
+        operating point: `equal:teen`. The controls run in any case.
     draws
         Draws of the shots; figures are means over them.
     seeds
@@ -76,17 +78,20 @@ def bench(
         Also write a page of Markdown with all rows, and its picture beside it.
     beside
         Tables of other banks, written with `--json`, that the leaderboard shows too.
+    on
+        Where runs go: `here`; `ray`, a Ray cluster that is started on this machine for as long as the command takes, or
+        the one that the variable RAY_ADDRESS names; or `ray://HOST:PORT`. Results are written here in any case.
     jobs
-        Runs at a time; by default one per core, and one at a time on a GPU.
+        Runs at a time; by default one per core, and one at a time on a GPU. On Ray, as many as there is room for.
     device
         The GPU if there is one, unless you say otherwise.
     """
     from concm.evaluation.bench import BankSource, finish, tasks_of, unfit
     from concm.evaluation.controls import METHODS
     from concm.evaluation.statistics import Table
-    from concm.evaluation.workers import cores
+    from concm.evaluation.workers import place
     from concm.files import refuse_stream, write_whole
-    from concm.methods import choose, entries
+    from concm.methods import EQUAL, choose, entries
     from concm.report import bench as report
     from concm.report import figures
     from concm.report.tables import say
@@ -95,25 +100,26 @@ def bench(
     at_least(0, seed=seed)
     at_most(10_000, draws=draws, seeds=seeds)
     refuse_stream(figure, leaderboard)
-    chosen = Machine(device=device).accelerator()
+    asked_for = Machine(device=device).accelerator() if on == "here" else device
     if beside and leaderboard is None:
         raise Misuse("`beside` goes with `leaderboard`, the page that shows those tables")
     source = BankSource(scenario, bank, way, shot, sessions)
     loaded = source.bank()
     others = [_comparable(Table.load(path), path, loaded) for path in beside or []]
-    every = [
-        name
-        for name, entry in entries().items()
-        if entry.meant_for(loaded.scenario.name) and unfit(choose(name), loaded) is None
-    ]
-    asked = [name for word in method or ["concm"] for name in (every if word == "all" else [word])]
+    meant = [name for name, entry in entries().items() if entry.meant_for(loaded.scenario.name)]
+    every = {
+        f"{footing}all": [f"{footing}{name}" for name in meant if unfit(choose(f"{footing}{name}"), loaded) is None]
+        for footing in ("", EQUAL)
+    }
+    asked = [name for word in method or ["concm"] for name in every.get(word, [word])]
     for name in asked:
         if why := unfit(choose(name), loaded):
             raise Misuse(why)
     labels = list(dict.fromkeys([*asked, *METHODS]))
-    tasks = tasks_of(labels, draws=draws, seeds=seeds, seed=seed, splits=splits, device=chosen)
-    at_once = min(len(tasks), jobs or (1 if chosen == "cuda" else cores()))
-    results = finish(tasks, source, loaded, out, jobs=at_once)
+    with place(on, asked_for, jobs) as where:
+        tasks = tasks_of(labels, draws=draws, seeds=seeds, seed=seed, splits=splits, device=where.device)
+        results = finish(tasks, source, loaded, out, where)
+    at_once = where.at_once and min(len(tasks), where.at_once)
     table = Table.of(loaded, results, 1 if splits else draws, at_once)
     report.show(table)
     report.show_remarks(results)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import asdict
 from pathlib import Path
 
-from concm.cli.photos import Access, told
+from concm.cli.stores import Access, Changing, print_json
 
 
-def rename(store: Path, name: str, to: str, /, *, json: bool = False, access: Access = Access()) -> None:  # noqa: B008
+def rename(store: Path, name: str, to: str, /, *, access: Changing = Changing()) -> None:  # noqa: B008
     """Give a class another name.
 
     Parameters
@@ -19,22 +19,12 @@ def rename(store: Path, name: str, to: str, /, *, json: bool = False, access: Ac
         The class.
     to
         Its new name.
-    json
-        Print what was done as JSON.
     """
-    with access.open(store) as classifier:
-        begun = time.perf_counter()
-        told(classifier.rename(name, to), begun, json)
+    with access.changing(store) as classifier:
+        classifier.rename(name, to)
 
 
-def merge(
-    store: Path,
-    /,
-    *names: str,
-    into: str,
-    json: bool = False,
-    access: Access = Access(),  # noqa: B008
-) -> None:
+def merge(store: Path, /, *names: str, into: str, access: Changing = Changing()) -> None:  # noqa: B008
     """Make one class of several.
 
     Parameters
@@ -45,22 +35,12 @@ def merge(
         The classes whose photos go to the other.
     into
         The class that they become part of. It is a base class afterwards if one of them is.
-    json
-        Print what was done as JSON.
     """
-    with access.open(store) as classifier:
-        begun = time.perf_counter()
-        told(classifier.merge(names, into), begun, json)
+    with access.changing(store) as classifier:
+        classifier.merge(names, into)
 
 
-def move(
-    store: Path,
-    /,
-    *photos: str,
-    to: str,
-    json: bool = False,
-    access: Access = Access(),  # noqa: B008
-) -> None:
+def move(store: Path, /, *photos: str, to: str, access: Changing = Changing()) -> None:  # noqa: B008
     """Move photos to another class.
 
     Parameters
@@ -71,15 +51,12 @@ def move(
         Photos that it was taught, by file name, as class/file, or by the number that `concm show STORE CLASS` lists.
     to
         The class, which may be a new one.
-    json
-        Print what was done as JSON.
     """
-    with access.open(store) as classifier:
-        begun = time.perf_counter()
-        told(classifier.move(photos, to), begun, json)
+    with access.changing(store) as classifier:
+        classifier.move(photos, to)
 
 
-def remove(store: Path, /, *photos: str, json: bool = False, access: Access = Access()) -> None:  # noqa: B008
+def remove(store: Path, /, *photos: str, access: Changing = Changing()) -> None:  # noqa: B008
     """Remove photos from their classes.
 
     Parameters
@@ -88,9 +65,40 @@ def remove(store: Path, /, *photos: str, json: bool = False, access: Access = Ac
         The classifier's folder.
     photos
         Photos that it was taught, by file name, as class/file, or by the number that `concm show STORE CLASS` lists.
-    json
-        Print what was done as JSON.
     """
+    with access.changing(store) as classifier:
+        classifier.remove(photos)
+
+
+def forget(store: Path, name: str, /, *, access: Changing = Changing()) -> None:  # noqa: B008
+    """Drop a class; `concm undo` brings it back.
+
+    Parameters
+    ----------
+    store
+        The classifier's folder.
+    name
+        The class.
+    """
+    with access.changing(store) as classifier:
+        classifier.forget(name)
+
+
+def undo(store: Path, /, *, json: bool = False, access: Access = Access()) -> None:  # noqa: B008
+    """Step back one version.
+
+    Parameters
+    ----------
+    store
+        The classifier's folder.
+    json
+        Print the version that is current now as JSON.
+    """
+    from concm.report.tables import say
+
     with access.open(store) as classifier:
-        begun = time.perf_counter()
-        told(classifier.remove(photos), begun, json)
+        line = classifier.undo()
+    if json:
+        print_json(asdict(line))
+    else:
+        say(f"back at version {line.version}: {line.classes} classes, {line.photos} photos")

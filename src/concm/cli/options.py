@@ -6,19 +6,22 @@ import io
 import re
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from cyclopts import App, Parameter
 
-from concm.errors import Misuse, at_least
+from concm.errors import ConcmError, Misuse, at_least
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
     from concm.data.dataset import Dataset
     from concm.data.transform import Transform
+    from concm.features.shards import Shards
 
 
 def complain(sentence: str) -> None:
@@ -89,8 +92,8 @@ class PictureOptions:
 
         return scenarios.natural(self.image_size) if name == "folder" else scenarios.load_scenario(name).transform
 
-    def load(self, name: str, transform: Transform | None) -> Dataset:
-        """The scenario `name` with its pictures; complaints about skipped ones go to standard error."""
+    def load(self, name: str, transform: Transform | None, *, unread: bool = False) -> Dataset:
+        """The scenario `name` with its pictures, read or not; complaints about skipped ones go to standard error."""
         from concm.data import dataset, scenarios, sources
         from concm.progress import first_process
 
@@ -108,7 +111,7 @@ class PictureOptions:
             scenario = scenarios.load_scenario(name)
         scenario = scenario.vary(way=self.way, shot=self.shot, sessions=self.sessions)
         found, complaints = dataset.load_dataset(
-            scenario, self.data, transform=transform, splits=self.splits, broken=self.broken
+            scenario, self.data, transform=transform, splits=self.splits, broken=self.broken, unread=unread
         )
         for complaint in complaints if first_process() else []:
             complain(f"skipped: {complaint}")
@@ -173,3 +176,22 @@ class Machine:
         )
         fabric.launch()
         return fabric
+
+    @contextmanager
+    def encoding(self, on: str, out: Path) -> Iterator[Fabric | Shards]:
+        """Where pictures are encoded for a bank: by processes of this command, or on a cluster."""
+        from concm.evaluation.workers import OnRay, place
+        from concm.features.shards import Shards
+
+        if on == "here":
+            yield self.fabric()
+            return
+        folder = out.with_name(f"{out.name}.shards")
+        with place(on, self.device) as where:
+            assert isinstance(where, OnRay)
+            try:
+                yield Shards(where.cluster, where.device, folder)
+            except KeyboardInterrupt as error:
+                raise ConcmError(
+                    f"interrupted; what is encoded is in {folder}, the same command does the rest"
+                ) from error

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from concm.cli.options import complain
-from concm.cli.photos import Access
+from concm.cli.stores import Access
 from concm.errors import Misuse
 
 

@@ -68,13 +68,13 @@ def weak(pixels: Tensor, random: Tensor, size: int) -> Tensor:
     return crop(pixels, top, left, full, full, random[:, Weak.MIRROR] < 0.5, size)
 
 
-def cut_out(images: Tensor, random: Tensor, side: float) -> Tensor:
-    """Grey out a square of `side` (a share of the picture's) whose centre lies anywhere in the picture."""
+def cut_out(images: Tensor, random: Tensor, side: float, fill: float = 0.5) -> Tensor:
+    """Fill a square of `side` (a share of the picture's) whose centre lies anywhere in the picture; grey by default."""
     size = images.shape[-1]
     steps = torch.arange(size, device=images.device) + 0.5
     inside_y = (steps - (random[:, Weak.CENTRE_Y] * size).floor()[:, None]).abs() <= side * size / 2
     inside_x = (steps - (random[:, Weak.CENTRE_X] * size).floor()[:, None]).abs() <= side * size / 2
-    return torch.where(inside_y[:, None, :, None] & inside_x[:, None, None, :], 0.5, images)
+    return torch.where(inside_y[:, None, :, None] & inside_x[:, None, None, :], fill, images)
 
 
 def strong(pixels: Tensor, random: Tensor, size: int, scale_min: float, jitter: float, grey: float) -> Tensor:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from concm.data import images, sources
 from concm.data.scenarios import Scenario
 from concm.data.transform import Transform
+from concm.data.unread import Unread
 from concm.errors import ConcmError
 
 
@@ -19,7 +20,7 @@ from concm.errors import ConcmError
 class ImageSet:
     """Rows of a pixel array (n, h, w, 3), their labels in the scenario's order and the pictures' names."""
 
-    pixels: NDArray[np.uint8]
+    pixels: NDArray[np.uint8] | Unread
     rows: NDArray[np.int64]
     labels: NDArray[np.int64]
     ids: list[str]
@@ -31,6 +32,14 @@ class ImageSet:
         """The images marked in `chosen`; pixels are shared, not copied."""
         at = np.flatnonzero(chosen)
         return ImageSet(self.pixels, self.rows[at], self.labels[at], [self.ids[i] for i in at])
+
+    def alone(self) -> ImageSet:
+        """The same images without the pixels or files of others, to be sent elsewhere."""
+        if isinstance(self.pixels, Unread):
+            own: NDArray[np.uint8] | Unread = Unread([self.pixels.paths[row] for row in self.rows], self.pixels.side)
+        else:
+            own = self.pixels[self.rows]
+        return ImageSet(own, np.arange(len(self)), self.labels, self.ids)
 
     def of_classes(self, classes: range) -> ImageSet:
         """The images of consecutive classes."""
@@ -111,8 +120,12 @@ def load_dataset(
     transform: Transform | None = None,
     splits: Path | None = None,
     broken: images.Broken = "refuse",
+    unread: bool = False,
 ) -> tuple[Dataset, list[str]]:
-    """Read a scenario's pictures from its native layout; returns complaints about pictures that were skipped."""
+    """Read a scenario's pictures from its native layout; returns complaints about pictures that were skipped.
+
+    Files may be left `unread` until their pixels are asked for.
+    """
     transform = transform or scenario.transform
     parts = scenario.parts if len(scenario.parts) > 1 else ((None, 0, len(scenario.keys)),)
     train: list[ImageSet] = []
@@ -122,7 +135,7 @@ def load_dataset(
         label_of = {key: label for label, key in enumerate(scenario.keys) if first <= label < last}
         source = sources.find_source(root if folder is None else root / folder, splits=splits)
         for pictures, into, what in ((source.train, train, "training"), (source.test, test, "test")):
-            part, skipped = _read(pictures, label_of, transform, broken)
+            part, skipped = _read(pictures, label_of, transform, broken, unread)
             into.append(part)
             complaints += skipped
             missing = sorted(set(label_of.values()) - set(part.labels.tolist()))
@@ -137,13 +150,16 @@ def load_dataset(
 
 
 def _read(
-    pictures: sources.Pictures, label_of: dict[str, int], transform: Transform, broken: images.Broken
+    pictures: sources.Pictures, label_of: dict[str, int], transform: Transform, broken: images.Broken, unread: bool
 ) -> tuple[ImageSet, list[str]]:
     rows = [row for row, key in enumerate(pictures.keys) if key in label_of]
     chosen = pictures.take(rows)
     complaints: list[str] = []
     kept = list(range(len(rows)))
-    if chosen.paths is not None:
+    pixels: NDArray[np.uint8] | Unread
+    if chosen.paths is not None and unread:
+        pixels = Unread(chosen.paths, transform.resize)
+    elif chosen.paths is not None:
         pixels, kept, complaints = images.cached(chosen.paths, transform.resize, broken)
     else:
         assert chosen.pixels is not None
@@ -162,8 +178,12 @@ def _read(
 def _join(parts: list[ImageSet]) -> ImageSet:
     if len(parts) == 1:
         return parts[0]
+    read = [part.pixels for part in parts if not isinstance(part.pixels, Unread)]
+    unread = [part.pixels for part in parts if isinstance(part.pixels, Unread)]
+    if read and unread:  # some have no files, so all are read
+        read = [part.pixels[range(len(part))] for part in parts]
     return ImageSet(
-        pixels=np.concatenate([part.pixels for part in parts]),
+        pixels=np.concatenate(read) if read else Unread([at for one in unread for at in one.paths], unread[0].side),
         rows=np.arange(sum(len(part) for part in parts)),
         labels=np.concatenate([part.labels for part in parts]),
         ids=[name for part in parts for name in part.ids],

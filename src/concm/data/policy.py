@@ -35,6 +35,7 @@ IMAGENET = (
     "color .6 4 contrast 1 8, equalize .8 8 equalize .6 3"
 )
 """The policy found for ImageNet."""
+POLICIES = {"cifar": CIFAR, "imagenet": IMAGENET}
 OPERATIONS = (
     *("shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "color", "contrast", "sharpness"),
     *("posterize", "solarize", "autocontrast", "equalize", "invert"),

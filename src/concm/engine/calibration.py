@@ -35,6 +35,7 @@ class CalibrationSettings(Checked):
         None,
         "Logit with which the class's own code competes with its attributes (code: 1); none adds it to them (paper).",
     )
+    biased: bool = setting(True, "Whether queries and keys of the attention have a bias (released code: no).")
 
 
 class Calibrator(nn.Module):
@@ -54,8 +55,9 @@ class Calibrator(nn.Module):
         self.decoder = nn.Sequential(
             nn.Linear(dimension // 2, settings.hidden), nn.ReLU(), nn.Linear(settings.hidden, dimension)
         )
-        self.word_keys, self.word_queries = nn.Linear(words, attention), nn.Linear(words, attention)
-        self.feature_keys, self.feature_queries = nn.Linear(dimension, attention), nn.Linear(dimension, attention)
+        widths, biased = (words, words, dimension, dimension), settings.biased
+        layers = (nn.Linear(width, attention, bias=biased) for width in widths)
+        self.word_keys, self.word_queries, self.feature_keys, self.feature_queries = layers
 
     def forward(self, prototypes: Tensor, vectors: Tensor, association: Tensor) -> Tensor:
         """Completed prototypes (n, d); classes without attributes pass through unchanged."""
@@ -96,16 +98,20 @@ def attribute_features(mean: Tensor, counts: Tensor, association: Tensor) -> Ten
 
 def episode(session: Session, classes: Tensor, shots: int, generator: torch.Generator) -> Tensor:
     """Few-shot prototypes (n, d) of the given classes: the mean of `shots` of their images, with all their views."""
-    device = session.labels.device
-    order = session.labels + torch.rand(len(session.labels), generator=generator, device=device, dtype=torch.float64)
-    rows = order.argsort()
-    counts = torch.bincount(session.labels, minlength=len(session.classes))
-    starts = counts.cumsum(0) - counts
-    chosen = rows[starts[classes, None] + torch.arange(shots, device=device) % counts[classes, None].clamp(max=shots)]
+    chosen = few_of_each(session.labels, classes, shots, generator)
     features = session.features[chosen][:, :, None]
     if session.views is not None:
         features = torch.cat([features, session.views[chosen]], 2)
     return features.mean((1, 2))
+
+
+def few_of_each(labels: Tensor, classes: Tensor, shots: int, generator: torch.Generator) -> Tensor:
+    """Rows (n, shots) of random images of the given classes (n,); where a class has fewer, they are repeated."""
+    device = labels.device
+    rows = (labels + torch.rand(len(labels), generator=generator, device=device, dtype=torch.float64)).argsort()
+    counts = torch.bincount(labels, minlength=int(classes.max()) + 1)
+    starts = counts.cumsum(0) - counts
+    return rows[starts[classes, None] + torch.arange(shots, device=device) % counts[classes, None].clamp(max=shots)]
 
 
 def train(

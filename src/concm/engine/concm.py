@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ from concm.engine.state import Stateful, count_bytes
 from concm.engine.trial import Trial
 from concm.errors import Misuse
 from concm.features.sessions import BaseSession, Session
-from concm.semantics.kinship import kinship
+from concm.semantics.kinship import Family, kinship
 from concm.semantics.nameless import Nameless
 from concm.semantics.overrides import bundled
 from concm.semantics.semantics import Semantics
@@ -39,6 +40,12 @@ UNSEEN = 0.8
 """Likeness of images of a class the backbone was not trained on, as a share of base classes' (validation banks)."""
 SHRINKAGE = 5.0
 """Weight of the average class beside a class's own images, in images."""
+STRUCTURED = 4096
+"""Classes up to which structures are matched, which takes the cube of their number; more have prototypes alone."""
+NAMED = 2048
+"""Base classes from which names are learned at most: the prior over names takes the cube of their number."""
+AT_ONCE = 10**6
+"""Kinships up to which their matrix is made."""
 
 
 class Engine(Stateful):
@@ -64,6 +71,8 @@ class Engine(Stateful):
             self.settings = settings
         self._semantics: Semantics | Nameless | None = semantics if self.settings.named else Nameless()
         self._senses: dict[str, str] = {}
+        self._said: tuple[list[str], Tensor, Tensor] | None = None
+        self._tried: Trial | None = None
         self.metric: Metric | None = None
         self.calibrator: Calibrator | None = None
         self.prior: NamePrior | None = None
@@ -87,10 +96,11 @@ class Engine(Stateful):
             self.unseen = self._unseen_likeness(base, held, self.metric, settings.whitening)
             base = self.metric.read(base, ~held)
         self.memory = Memory.of_base(base, held)
-        self.names, self.pool = list(base.names), list(base.names)
+        some = spaced(len(base.names), NAMED)
+        self.names, self.pool = list(base.names), [base.names[at] for at in some]
         self._senses = bundled(base.scenario.removesuffix("-validation"))
         if settings.calibrate == "names":
-            self.prior = NamePrior.of(kinship(self.semantics, self.pool, self.pool), base.mean)
+            self.prior = NamePrior.of(kinship(self.semantics, self.pool, self.pool), base.mean[some])
         elif settings.calibrate == "network":
             views = None if base.views is None else base.views[~held]
             seen = replace(base, features=base.features[~held], labels=base.labels[~held], views=views)
@@ -196,8 +206,18 @@ class Engine(Stateful):
         """Prototypes of all novel classes by their names alone, and how far they may miss."""
         assert self.prior is not None
         names = self.names[self.memory.base :]
-        self._semantics = known = self.semantics.learn(names)
-        return self.prior.predict(kinship(known, names, self.pool))
+        self._semantics = self.semantics.learn(names)
+        if isinstance(self._semantics, Nameless) or len(names) * len(self.pool) <= AT_ONCE:
+            return self.prior.predict(kinship(self._semantics, names, self.pool))
+        if self._said is None or self._said[0] != names:  # what many names say is looked up once
+            self._said = (names, *self._family.times(self._semantics, names, self.prior.weights.cpu()))
+        return self.prior.said(*self._said[1:])
+
+    @cached_property
+    def _family(self) -> Family:
+        """The base classes from which names are learned."""
+        assert isinstance(self.semantics, Semantics)
+        return Family(self.semantics, self.pool)
 
     def _trust(self, miss: Tensor, likeness: Tensor, counts: Tensor) -> Tensor:
         """The share of a name in the prototype of its class; without a shot it is all there is."""
@@ -216,7 +236,7 @@ class Engine(Stateful):
     def _borrow(self, classes: range) -> None:
         """Widen the spreads of few-shot classes by those of similar base classes."""
         settings, memory = self.settings, self.memory
-        if settings.spread == "borrowed" and memory.base:
+        if settings.spread == "borrowed" and memory.base and settings.prototypes < 1:  # else nothing is drawn from them
             base, own = slice(memory.base), slice(classes.start, classes.stop)
             wide = spread(
                 memory.std[own], memory.mean[own], memory.mean[base], memory.std[base], settings.beta, settings.gamma
@@ -228,16 +248,19 @@ class Engine(Stateful):
         if self.settings.calibrate == "none" or not self.settings.named:
             return
         known = self.semantics.learn(names)
-        if self.prior is not None:
+        if self.prior is not None and "_family" in self.__dict__ and isinstance(known, Semantics):
+            strange = ~self._family.times(known, names, torch.empty(len(self.pool), 0))[1]
+        elif self.prior is not None:
             strange = ~kinship(known, names, self.pool).any(1)
         else:
             strange = ~known.classes(names)[1].any(1)
-        said = "means nothing" if self.prior is not None else "has no attributes"
-        self.remarks += [
-            f"{name!r} {said} here: its prototype comes from its images"
-            for name, nothing in zip(names, strange.tolist(), strict=True)
-            if nothing
-        ]
+        said = ("means nothing", "mean nothing") if self.prior is not None else ("has no attributes", "have none")
+        found = [repr(name) for name, nothing in zip(names, strange.tolist(), strict=True) if nothing]
+        if len(found) == 1:
+            self.remarks.append(f"{found[0]} {said[0]} here: its prototype comes from its images")
+        elif found:
+            some = ", ".join(found[:5]) + (" …" if len(found) > 5 else "")
+            self.remarks.append(f"{len(found)} names {said[1]} here ({some}): their prototypes come from their images")
 
     @property
     def semantics(self) -> Semantics | Nameless:
@@ -261,7 +284,7 @@ class Engine(Stateful):
             structure=self.structure,
             prototypes=F.normalize(self.memory.mean),
             bias=self.lift,
-            share=self.structure.new_tensor(self.settings.prototypes),
+            share=self.structure.new_tensor(self.settings.prototypes if self.structure.shape[1] else 1.0),
         )
 
     def scores(self, features: Tensor) -> Tensor:
@@ -296,7 +319,8 @@ class Engine(Stateful):
 
         Attributes that do not come from WordNet must be given to the constructor again.
         """
-        self.memory = Memory.empty()
+        self.memory, self._said, self._tried = Memory.empty(), None, None
+        self.__dict__.pop("_family", None)
         matrices = sorted(name for name in state if name.startswith("metric.matrix"))
         self.metric = Metric([state[name] for name in matrices], state["metric.weights"]) if matrices else None
         self.prior = NamePrior.empty() if "prior.centre" in state else None
@@ -314,6 +338,13 @@ class Engine(Stateful):
         settings, memory = self.settings, self.memory
         networks: list[Projector] = list(self.projectors)  # type: ignore[arg-type]
         count = len(memory.mean)
+        if settings.prototypes == 1 or count > STRUCTURED:  # nobody would look at the structure
+            if settings.prototypes < 1 and (self.structure.shape[1] or not session):
+                self.remarks.append(f"more than {STRUCTURED} classes have no structure: their scores are prototypes'")
+            self.structure = self.free = self.structure[:, :0]
+            self.smr = None
+            self._operate()
+            return
         room = max(count, settings.total or 0) if settings.structure == "fixed" else count
         if room >= networks[0].width:
             width = room + max(64, room // 4)
@@ -330,7 +361,6 @@ class Engine(Stateful):
             pairs = zip(initial, structure, strict=True)
             self.smr = sum(geometry.matching_rate(*pair) for pair in pairs) / len(networks)
         anchors = torch.arange(memory.base if session else 0, count, device=self.device)
-        weights = self._weights(session)
         contrast = settings.loss != "match"
 
         def loss() -> Tensor:
@@ -339,14 +369,13 @@ class Engine(Stateful):
             for network, own in zip(networks, structure, strict=True):
                 vectors = network(features)
                 targets = F.normalize(own) if free else own
-                value = value + losses.matching(vectors, labels, targets, scale=settings.scale, weights=weights)
+                value = value + losses.matching(vectors, labels, targets, scale=settings.scale)
                 if contrast:
                     pull = anchors if settings.loss == "match+contrast" else anchors[:0]
                     value = value + losses.anchored_contrast(vectors, labels, targets, pull, settings.temperature)
             return value
 
         parameters = [*self.projectors.parameters(), *([structure] if free else [])]
-        steps = steps if settings.prototypes < 1 else 0  # nobody would look at the structure
         rates = warmed_cosine(settings.lr, steps, max(1, steps // 10) - 1)
         descend(parameters, loss, rates, AdamW(settings.weight_decay), random=self.generator)
         if free:  # free vectors are no target, so features are compared with the projected class means
@@ -359,11 +388,17 @@ class Engine(Stateful):
         """Find how far the scores of novel classes must be lifted: the operating point."""
         memory, settings = self.memory, self.settings
         self.lift, self.point = torch.zeros(len(memory.mean), device=self.device), None
+        self._tried = None
         if settings.novel_bias is not None:
             self.lift[memory.base :] = settings.novel_bias
         elif 0 < memory.base < len(memory.mean):
-            trial = Trial.of(self)
-            self.lift[memory.base :], self.point = trial.lift(self.head, settings.lean)
+            self._tried = Trial.of(self)
+            self.lift[memory.base :], self.point = self._tried.lift(self.head, settings.lean)
+
+    def tried(self) -> Trial:
+        """The trial by which the operating point was found, handed out once, or another one."""
+        trial, self._tried = self._tried or Trial.of(self), None
+        return trial
 
     @torch.no_grad()
     def _projected_means(self, sampler: Sampler) -> Tensor:
@@ -390,13 +425,10 @@ class Engine(Stateful):
         drawn = geometry.random_simplex(count, width, self.generator).to(initial.dtype)
         return geometry.assigned(initial, drawn) if kind == "greedy" else drawn
 
-    def _weights(self, session: int) -> Tensor | None:
-        """Class weights of the matching loss."""
-        if self.settings.schedule == "equal" or session == 0:
-            return None
-        weights = torch.full((len(self.memory.mean),), 2.0, device=self.device)
-        weights[: self.memory.base] = 0.05 if 2 * session <= (self.settings.sessions or 0) else 0.5
-        return weights
+
+def spaced(count: int, most: int) -> list[int]:
+    """At most so many of the numbers below `count`, evenly spaced."""
+    return sorted({at * count // min(count, most) for at in range(min(count, most))})
 
 
 def _mean_likeness(features: Tensor, labels: Tensor, classes: int) -> Tensor:

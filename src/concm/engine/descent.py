@@ -37,13 +37,14 @@ class SGD:
                     weights,
                     gradients,
                     momenta,
-                    lr=float(rate),
+                    lr=rate,
                     momentum=self.momentum,
                     dampening=self.dampening,
                     nesterov=self.nesterov,
                     weight_decay=self.weight_decay,
                     maximize=False,
                     foreach=False,
+                    fused=torch.is_tensor(rate),  # which alone takes a rate that is on the device
                 )
 
         return step
@@ -92,51 +93,100 @@ def descend(
     optimiser: SGD | AdamW = SGD(),  # noqa: B008
     *,
     random: torch.Generator | None = None,
+    renew: Callable[[], None] | None = None,
+    epoch: int = 1,
 ) -> None:
     """Minimise `loss`, which may draw a new batch at each call, by one step for each rate.
 
-    Where `random` is the only source of the batches, AdamW's steps on a GPU are captured once as a CUDA graph and
-    replayed, so the host neither waits nor launches kernels.
+    Before every `epoch` of so many steps, `renew` puts new data into the tensors that the loss reads. Where `random` is
+    the only source of the batches, the steps on a GPU are captured once as a CUDA graph and replayed, so the host
+    neither waits nor launches kernels.
     """
-    weights, steps = list(parameters), list(rates)
-    update = optimiser.update(weights, loss)
-    if isinstance(optimiser, AdamW):
-        device = weights[0].device
-        table, place = torch.tensor(steps, device=device), torch.zeros(1, dtype=torch.long, device=device)
-        rate = torch.zeros((), device=device)
-
-        def step() -> None:
-            rate.copy_(table[place].squeeze())
-            place.add_(1)
-            update(rate)
-
-        if random is not None and device.type == "cuda":
-            _replayed(step, len(steps), random, device)
+    weights, values = list(parameters), list(rates)
+    captured = random is not None and weights[0].device.type == "cuda"
+    on_device = captured or isinstance(optimiser, AdamW)
+    step = _stepper(optimiser.update(weights, loss), values, weights[0].device if on_device else None)
+    replay: Callable[[], None] | None = None
+    for at in range(len(values)):
+        if renew is not None and at % epoch == 0:
+            renew()
+        if replay is not None:
+            replay()
+        elif random is not None and captured:
+            if at < EAGER:
+                _aside(step)
+            else:
+                replay = _captured(step, random)
+                replay()
         else:
-            for _ in steps:
-                step()
-    else:
-        for value in steps:
-            update(value)
-
-
-def _replayed(step: Callable[[], None], steps: int, random: torch.Generator, device: torch.device) -> None:
-    """Take some steps eagerly on a separate stream, as capturing requires, and the rest from one CUDA graph."""
-    eager = min(steps, 3)
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(eager):
             step()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    if steps == eager:
-        return
+
+
+EAGER = 3
+"""Steps that are taken before one is captured, as capturing requires."""
+
+
+def _stepper(update: Update, rates: list[float], device: torch.device | None) -> Callable[[], None]:
+    """A function that takes the next step; on a device it finds the rate there, without asking the host."""
+    if device is None:
+        left = iter(rates)
+        return lambda: update(next(left))
+    table, place = torch.tensor(rates, device=device), torch.zeros(1, dtype=torch.long, device=device)
+    rate = torch.zeros((), device=device)
+
+    def step() -> None:
+        rate.copy_(table[place].squeeze())
+        place.add_(1)
+        update(rate)
+
+    return step
+
+
+def _aside(step: Callable[[], None]) -> None:
+    """Take a step on a stream of its own."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def _captured(step: Callable[[], None], random: torch.Generator) -> Callable[[], None]:
+    """The step as one CUDA graph, to be replayed."""
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(random)
     with torch.cuda.graph(graph):
         step()
-    for _ in range(steps - eager):
-        graph.replay()
+    return graph.replay
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Rows of features (m, d) and labels (m,), taken from `place` on in the `order` (n,) of the epoch.
+
+    All of them stay where they are in memory, so that steps can be captured and replayed.
+    """
+
+    features: Tensor
+    labels: Tensor
+    order: Tensor
+    place: Tensor
+
+    @classmethod
+    def of(cls, features: Tensor, labels: Tensor, order: Tensor) -> Feed:
+        """At its beginning."""
+        return cls(features, labels, order, torch.zeros(1, dtype=torch.long, device=order.device))
+
+    def begin(self, order: Tensor) -> None:
+        """Begin an epoch in another order."""
+        self.order.copy_(order)
+        self.place.zero_()
+
+    def batch(self, size: int) -> tuple[Tensor, Tensor]:
+        """The next features and labels."""
+        rows = self.order[self.place + torch.arange(size, device=self.order.device)]
+        self.place.add_(size)
+        return self.features[rows], self.labels[rows]
 
 
 def warmed_cosine(lr: float, steps: int, warm: float = 0) -> list[float]:

@@ -32,8 +32,15 @@ class Head:
     def __call__(self, features: Tensor) -> Tensor:
         """Cosines (n, classes) to structure and prototypes, the latter with their `share`, and the bias."""
         unit = self.read(features)
+        if not self.structured:
+            return torch.add(unit @ self.prototypes.T, self.bias)
         scores = (1 - self.share) * self.structural(unit) + self.share * (unit @ self.prototypes.T)
         return torch.add(scores, self.bias)
+
+    @property
+    def structured(self) -> bool:
+        """Whether there is a structure; without it, prototypes have all of the share."""
+        return self.structure.shape[1] > 0
 
     def read(self, features: Tensor) -> Tensor:
         """Unit vectors (n, d) in the metric."""

@@ -23,14 +23,12 @@ def supervised_contrast(
     return -per_anchor.mean()
 
 
-def matching(
-    vectors: Tensor, labels: Tensor, structure: Tensor, *, scale: float = 1.0, weights: Tensor | None = None
-) -> Tensor:
+def matching(vectors: Tensor, labels: Tensor, structure: Tensor, *, scale: float = 1.0) -> Tensor:
     """L_Match (Eq. 13): cross-entropy of unit vectors (n, d) over their cosines to the structure (classes, d).
 
-    The paper's cosines are bare (`scale` 1); `weights` (classes,) weigh the classes' samples.
+    The paper's cosines are bare (`scale` 1).
     """
-    return F.cross_entropy(scale * vectors @ structure.T, labels, weight=weights)
+    return F.cross_entropy(scale * vectors @ structure.T, labels)
 
 
 def anchored_contrast(

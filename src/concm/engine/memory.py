@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from concm.engine.state import Growing, count_bytes
-from concm.features.sessions import BaseSession, Session
+from concm.features.sessions import BaseSession, Session, rows_by_class
 
 Around = Literal["exemplars", "prototype"]
+PAIRS = 10**7
+"""Pairs of classes that are compared at a time."""
 
 
 class Memory(Growing):
@@ -86,7 +88,7 @@ class Memory(Growing):
         """Remember a session's classes by their means and spreads, with `replay` exemplars each."""
         first = session.classes.start
         counts = torch.bincount(session.labels - first, minlength=len(session.classes))
-        kept = torch.cat([(session.labels == label).nonzero().flatten()[:replay] for label in session.classes])
+        kept = torch.cat([rows[:replay] for rows in rows_by_class(session.labels - first, len(session.classes))])
         if session.views is not None and not len(self.exemplars):
             self.views = session.views[:0]
         # Every exemplar has as many views as the first one; a shot takes the place of views that it lacks.
@@ -130,7 +132,7 @@ class Memory(Growing):
         """A sampler that draws so many features of each class: Gaussian, with the class's spread times `noise`.
 
         Base classes are drawn around their means (Eq. 18). Novel ones are drawn around their `exemplars` and views,
-        moved along with the calibrated prototype; or, as published, around the `prototype` itself, with as many
+        moved along with the calibrated prototype; or, as in the paper, around the `prototype` itself, with as many
         exemplars and views added unchanged. Without exemplars there is only the prototype.
         """
         classes = len(self.mean)
@@ -218,8 +220,9 @@ def spread(own: Tensor, prototypes: Tensor, base_mean: Tensor, base_std: Tensor,
     Classes with similar means have similar spreads; `gamma` says how similar a class must be to count. (The paper
     writes covariance, but its code uses standard deviations, as we do.)
     """
-    similarity = F.normalize(prototypes) @ F.normalize(base_mean).T
-    borrowed = (gamma * similarity).softmax(1) @ base_std
+    known = F.normalize(base_mean)
+    some = torch.split(F.normalize(prototypes), max(1, PAIRS // len(known)))  # so that memory is bounded
+    borrowed = torch.cat([(gamma * (few @ known.T)).softmax(1) @ base_std for few in some])
     return beta * (own + borrowed)
 
 
@@ -229,8 +232,8 @@ def class_statistics(session: Session, *, with_views: bool) -> tuple[Tensor, Ten
     if with_views and session.views is not None:
         features = torch.cat([features, session.views], 1)
     mean, std = [], []
-    for label in session.classes:
-        own = features[session.labels == label].flatten(0, 1)
+    for rows in rows_by_class(session.labels - session.classes.start, len(session.classes)):
+        own = features[rows].flatten(0, 1)
         own = own if len(own) else torch.zeros_like(own.new_empty(1, features.shape[-1]))  # known by its name alone
         mean.append(own.mean(0))
         std.append(own.std(0, correction=0))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from concm.engine.memory import class_sums
 from concm.engine.state import Growing
-from concm.features.sessions import BaseSession, Session
+from concm.features.sessions import BaseSession, Session, rows_by_class
 
 AnySession = TypeVar("AnySession", bound=Session)
 
@@ -68,7 +68,9 @@ class Metric(Growing):
         if not isinstance(session, BaseSession):
             return replace(session, features=features, views=views)
         counted = torch.ones_like(session.labels, dtype=torch.bool) if seen is None else seen
-        std = [features[(session.labels == label) & counted].std(0, correction=0) for label in session.classes]
+        every = rows_by_class(session.labels[counted], len(session.classes))
+        shown = features[counted]
+        std = [shown[rows].std(0, correction=0) for rows in every]
         pooled = torch.stack([own for own in std if own.isfinite().all()]).mean(0)
         spread = torch.stack([torch.where(own.isfinite(), own, pooled) for own in std])  # a class without an image
         return replace(session, features=features, views=views, mean=self(session.mean), std=spread)

@@ -14,12 +14,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from concm.features.sessions import rows_by_class
+
 Lean = Literal["base", "even", "novel"]
 STEPS = 400
 LEVEL = 1e-6
 """Expected accuracies as near as this are equal: the middle of all best constants is taken, as the safest."""
 NEAR = 0.25
 """Images of a class whose squared distance is below this share of the usual one were taken together."""
+TOGETHER = 10**7
+"""Numbers in the features of images that are compared at a time."""
 IMPUTED = 7
 """Places in the distribution of a class's own score at which a single shot is judged."""
 
@@ -101,19 +105,22 @@ def taken_together(features: Tensor, labels: Tensor, usual: Tensor | None = None
     """
     unit = torch.nn.functional.normalize(features)
     group = torch.arange(len(labels), device=labels.device)
-    rows = [(labels == label).nonzero().flatten() for label in torch.unique(labels).tolist()]
     if usual is None:
         usual = usual_distance(features, labels)
-    for own in rows:
-        near = 2 - 2 * unit[own] @ unit[own].T < NEAR * usual
-        near |= torch.eye(len(own), dtype=torch.bool, device=own.device)
-        first = torch.arange(len(own), device=own.device)
-        while True:
-            joined = torch.where(near, first.expand(len(own), -1), len(own)).amin(1)
-            if torch.equal(joined, first):
-                break
-            first = joined
-        group[own] = own[first]
+    alike, width = dict[int, list[Tensor]](), features.shape[1]
+    for rows in rows_by_class(labels, 0):
+        alike.setdefault(len(rows), []).append(rows)
+    for count, classes in alike.items():  # classes of the same size are looked at together
+        for own in torch.split(torch.stack(classes), max(1, TOGETHER // (count * width))) if count > 1 else ():
+            near = 2 - 2 * unit[own] @ unit[own].mT < NEAR * usual
+            near |= torch.eye(count, dtype=torch.bool, device=own.device)
+            first = torch.arange(count, device=own.device).expand(len(own), -1)
+            while True:
+                joined = torch.where(near, first[:, None], count).amin(2)
+                if torch.equal(joined, first):
+                    break
+                first = joined
+            group[own] = own.gather(1, first)
     return group
 
 
@@ -129,8 +136,9 @@ def held_out(features: Tensor, labels: Tensor, share: float, seed: int) -> Tenso
     groups = taken_together(features, labels).cpu()
     marked = torch.zeros(len(labels), dtype=torch.bool)
     generator = torch.Generator().manual_seed(seed)
-    for label in torch.unique(labels).tolist():
-        own = (labels.cpu() == label).nonzero().flatten()
+    for own in rows_by_class(labels.cpu(), 0):
+        if not len(own):
+            continue
         wanted = max(1, round(len(own) * share)) if len(own) > 1 else 0
         order = torch.unique(groups[own])
         for group in order[torch.randperm(len(order), generator=generator)].tolist():

@@ -56,7 +56,12 @@ class NamePrior(Growing):
     def predict(self, kin: Tensor) -> tuple[Tensor, Tensor]:
         """Prototypes (n, d) of names by their kinship (n, base) with the base classes, and how far they may miss."""
         kin = kin.to(self.weights)
-        return self.centre + kin @ self.weights, torch.where(kin.any(1), self.miss, self.apart)
+        return self.said(kin @ self.weights, kin.any(1))
+
+    def said(self, product: Tensor, akin: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, from the product (n, d) of kinship and `weights`, and which names are akin to any."""
+        found = self.centre + product.to(self.centre)
+        return found, torch.where(akin.to(found.device), self.miss, self.apart)
 
 
 def trust(miss: Tensor, likeness: Tensor, counts: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from concm.records import Checked, setting
 class Settings(Checked):
     """Settings of ConCM, chosen by validation on base classes (docs/engine.md).
 
-    Every field has its help and its bounds; `published()` is the paper's form, `full()` one for a GPU.
+    Every field has its help and its bounds; `full()` is a form for a GPU. The paper's own form is the method
+    `concm:published` of the bench.
 
     Parameters
     ----------
@@ -28,11 +29,11 @@ class Settings(Checked):
     >>> import concm
     >>> concm.Settings(alpha=0.5).alpha
     0.5
-    >>> concm.Settings.published().prototypes
-    0.0
+    >>> concm.Settings.full().hidden
+    2048
     """
 
-    PRESETS: ClassVar = ("published", "full")
+    PRESETS: ClassVar = ("full",)
 
     whitening: float | None = setting(
         3.0, "Shrinkage of the metric's whitening, in mean variances; none compares plain features (paper).", least=0
@@ -79,11 +80,6 @@ class Settings(Checked):
     )
     scale: float = setting(16.0, "Factor of the cosines in the matching loss (paper: 1).", above=0)
     temperature: float = setting(0.07, "Temperature of the contrast (paper, appendix).", above=0)
-    schedule: Literal["equal", "released"] = setting(
-        "equal",
-        "Weights of base and novel samples: equal, or the released code's, which must know the number of `sessions`.",
-    )
-    sessions: int | None = setting(None, "Sessions to come, for the released schedule; nothing else needs it.", least=1)
     width: int = setting(128, "Dimensions d_g of the structure at first (paper: 128); more classes widen it.", least=1)
     heads: int = setting(4, "Projectors, whose scores are averaged; one alone is mostly variance (paper: 1).", least=1)
     hidden: int = setting(256, "Width of each projector's hidden layer (released code: 2048).", least=1)
@@ -112,8 +108,6 @@ class Settings(Checked):
         super().__post_init__()
         if self.structure == "fixed" and self.total is None:
             raise Misuse("structure=fixed reserves room for all classes to come, so it needs total=N")
-        if self.schedule == "released" and self.sessions is None:
-            raise Misuse("schedule=released switches half-way, so it needs sessions=N")
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -123,30 +117,8 @@ class Settings(Checked):
             "views of the shots": self.views,
             f"exemplars: {self.replay} per novel class": self.replay > 0,
             "number of classes to come": self.structure == "fixed",
-            "number of sessions to come": self.schedule == "released",
         }
         return tuple(name for name, needed in needs.items() if needed)
-
-    @classmethod
-    def published(cls) -> Settings:
-        """The paper's algorithm on banked features; steps and batches are ours."""
-        return cls(
-            whitening=None,
-            calibrate="network",
-            alpha=0.6,
-            views=False,
-            noise=1.0,
-            around="prototype",
-            loss="match+contrast",
-            scale=1.0,
-            heads=1,
-            hidden=2048,
-            batch=10_000,
-            base_steps=200,
-            steps=100,
-            prototypes=0.0,
-            novel_bias=0.0,
-        )
 
     @classmethod
     def full(cls) -> Settings:

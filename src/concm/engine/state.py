@@ -47,7 +47,7 @@ class Stateful(Growing):
         """The plain values and the names of the buffers, as bytes of JSON in a tensor."""
         buffers = sorted(name for name, _ in self.named_buffers(remove_duplicate=False))
         known = {"values": {name: getattr(self, name) for name in self.values}, "buffers": buffers}
-        return torch.tensor(list(json.dumps(known).encode()), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(json.dumps(known).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Inverse of `get_extra_state`."""
@@ -74,7 +74,7 @@ class Stateful(Growing):
             raise ConcmError(
                 f"this state does not fit {type(self).__name__} ({type(error).__name__}: {error})"
             ) from error
-        if lacking := (self.state_dict().keys() | buffers) - state.keys():
+        if lacking := (super().state_dict().keys() | buffers) - state.keys():
             raise ConcmError(f"this state does not fit {type(self).__name__}: it lacks {min(lacking)}")
 
     def _put(self, name: str, value: Tensor, buffers: Collection[str]) -> None:
@@ -95,7 +95,7 @@ class Stateful(Growing):
 
 def _unpacked(state: Tensor) -> dict[str, Any]:
     """What `get_extra_state` wrote."""
-    known: dict[str, Any] = json.loads(bytes(state.tolist()))
+    known: dict[str, Any] = json.loads(state.cpu().numpy().tobytes())
     return known
 
 

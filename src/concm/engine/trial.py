@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 MOST = 2000
 """Images of each kind that are tried at most, so that the cost of a trial is bounded."""
+FEW = 4096
+"""Classes up to which so many images are tried; beyond, their number falls with the root of that of the classes."""
+PAIRED = 10_000
+"""Held-out images whose pairs are compared at most."""
 LOST = 0.01
 """Share of the images tried that a class known by its name alone may cost."""
 
@@ -49,7 +53,7 @@ class Trial:
         memory = engine.memory
         base = memory.base
         prototypes = F.normalize(memory.mean)
-        some = _some(memory.held_labels, engine.seed)
+        some = _some(memory.held_labels, engine.seed, len(prototypes))
         held, held_labels = memory.held[some], memory.held_labels[some]
         known = torch.cat([F.normalize(memory.apart), prototypes[base:]])
         own, labels, shots, expected = _left_out(engine, prototypes)
@@ -62,9 +66,11 @@ class Trial:
 
         The structure has seen the shots: its score of a shot's own class is lowered as much as the prototype's is.
         """
-        features = torch.cat([self.held, self.shots])
         plain = torch.cat([self.base_scores, self.novel_scores])
         labels = torch.cat([self.base_labels, self.novel_labels])
+        if not head.structured:
+            return plain.add_(head.bias), labels
+        features = torch.cat([self.held, self.shots])
         structural = head.structural(features)
         column = self.novel_labels[:, None]
         seen = (self.shots @ head.prototypes.T).gather(1, column).clamp(min=1e-6)
@@ -84,7 +90,7 @@ class Trial:
         usual = self.expected[seen].mean()
         offset = usual - self.expected
         tried = torch.where(seen, offset, -torch.inf)
-        base, novel, structural = self.base_scores.clone(), self.novel_scores.clone(), head.structural(self.held)
+        base, novel = self.base_scores.clone(), self.novel_scores.clone()
         base[:, count:] += tried
         novel[:, count:] += tried
         if len(novel):
@@ -93,10 +99,12 @@ class Trial:
         else:  # no shot was kept: the expected scores are made level
             right = self.base_scores.gather(1, self.base_labels[:, None])
             constant, accuracies = float(right.mean() - usual) if len(right) else 0.0, []
-        share = float(head.share)
-        among = torch.cat([structural[:, :count], structural[:, count:].masked_fill(~seen, -torch.inf)], 1)
-        other = matched(leads(base, count), constant, leads(among, count))
-        lift = share * (constant + offset) + (1 - share) * other
+        lift = constant + offset
+        if head.structured:
+            share, structural = float(head.share), head.structural(self.held)
+            among = torch.cat([structural[:, :count], structural[:, count:].masked_fill(~seen, -torch.inf)], 1)
+            other = matched(leads(base, count), constant, leads(among, count))
+            lift = share * lift + (1 - share) * other
         if len(base) and not self.seen.all():
             lift = torch.where(self.seen, lift, lift.minimum(self._room(head, lift)))
         return lift, [constant, *accuracies]
@@ -106,16 +114,19 @@ class Trial:
         found = []
         for features, plain in ((self.held, self.base_scores), (self.shots, self.novel_scores)):
             if len(features):
-                total = head.share * plain + (1 - head.share) * head.structural(features)
+                total = plain
+                if head.structured:
+                    total = head.share * plain + (1 - head.share) * head.structural(features)
                 base, novel = total[:, : self.count], total[:, self.count :]
                 best = torch.cat([base, (novel + lift).masked_fill(~self.seen, -torch.inf)], 1).amax(1, keepdim=True)
                 found.append((best - novel).quantile(LOST, 0))
         return torch.stack(found).amin(0)
 
 
-def _some(labels: Tensor, seed: int) -> Tensor:
-    """Rows of at most `MOST` images."""
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:MOST]
+def _some(labels: Tensor, seed: int, classes: int) -> Tensor:
+    """Rows of at most `MOST` images, and fewer where there are very many classes."""
+    most = round(MOST * min(1.0, FEW / classes) ** 0.5)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:most]
     return order.sort().values.to(labels.device)
 
 
@@ -133,7 +144,7 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[Tensor, Tensor, Tenso
         predicted, miss = torch.zeros_like(prototypes[base:]), prototypes.new_full((len(counts),), torch.inf)
     else:
         predicted, miss = engine._predicted()
-    some = _some(memory.labels, engine.seed)
+    some = _some(memory.labels, engine.seed, len(prototypes))
     shots, labels = memory.exemplars[some], memory.labels[some]
     at = labels - base
     said = (shots * predicted[at]).sum(1)
@@ -167,7 +178,9 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[Tensor, Tensor, Tenso
         return own, labels, shots, by_class
     places = torch.special.ndtri((torch.arange(IMPUTED, device=at.device) + 0.5) / IMPUTED).to(shots.dtype)
     guess = expected(at, counts[at], said, alike[at])
-    apart = _deviation(memory.held, memory.held_labels) * (1 - engine._trust(miss[at], alike[at], counts[at]))
+    apart = _deviation(memory.held[:PAIRED], memory.held_labels[:PAIRED]) * (
+        1 - engine._trust(miss[at], alike[at], counts[at])
+    )
     spreads = torch.where(single[:, None], guess[:, None] + apart[:, None] * places, own[:, None])
     return spreads.flatten(), labels.repeat_interleave(IMPUTED), shots.repeat_interleave(IMPUTED, 0), by_class
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,11 +16,11 @@ import torch
 
 from concm.errors import ConcmError, Misuse
 from concm.evaluation.protocol import run
-from concm.evaluation.results import Figures, Heading, Result, Summary
-from concm.evaluation.workers import in_processes
+from concm.evaluation.results import Figures, Heading, Machine, Result, Summary, environment, machine
+from concm.evaluation.workers import Here, Place, Shared
 from concm.features.bank import Bank
 from concm.features.sessions import Shots, draw, published
-from concm.methods import PICTURES, Choice, choice_of, choose
+from concm.methods import PICTURES, POOL, Choice, choice_of, choose
 from concm.progress import bar
 
 Listener = Callable[[str, int, float, float], None]
@@ -45,19 +46,29 @@ class BankSource:
 
 @dataclass(frozen=True)
 class Task:
-    """One run: a method on one draw of the shots (or on published ones), with a seed of its own."""
+    """One run: a method on one draw of the shots (or on published ones), with a seed of its own.
+
+    `own` is the text of the user's file that the method is in, for a machine that has not got that file.
+    """
 
     method: str
     draw: int
     seed: int
     splits: Path | None
     device: str
+    own: str | None = None
 
-    def heading(self, bank: Bank) -> Heading:
+    def heading(self, bank: Bank, machine: Machine) -> Heading:
         """All that decides it."""
         shots = published(bank, self.splits) if self.splits else None
-        choice = choose(self.method)
-        return Heading.of(choice, bank, draw=self.draw, seed=self.seed, device=self.device, shots=shots)
+        return Heading.of(self.choice(), bank, draw=self.draw, seed=self.seed, machine=machine, shots=shots)
+
+    def choice(self) -> Choice:
+        """Its method."""
+        file, _, rest = self.method.partition(":")
+        if self.own is None or (Path(file).is_file() and Path(file).read_text(encoding="utf-8") == self.own):
+            return choose(self.method)
+        return choose(f"{_brought(Path(file).name, self.own)}:{rest}")
 
 
 def perform(choice: Choice, bank: Bank, shots: Shots, heading: Heading, device: str, listen: Listener) -> Result:
@@ -75,6 +86,8 @@ def unfit(choice: Choice, bank: Bank) -> str | None:
     """Why a method cannot run on a bank, if it cannot."""
     name = choice.entry.name
     objective = choice.entry.objective
+    if choice.equal and (why := _on_its_own(choice)):
+        return f"{name} cannot stand on equal footing: {why}"
     if objective is not None and bank.base_session != name:
         return f"{name} has a base session of its own: run it on a bank of `concm train --method {name}`"
     if objective is not None:
@@ -88,42 +101,61 @@ def unfit(choice: Choice, bank: Bank) -> str | None:
     return None
 
 
+def _on_its_own(choice: Choice) -> str | None:
+    """Why the library's metric, views and operating point cannot be given to a method, if they cannot."""
+    if choice.entry.objective is not None:
+        return "what its base session learned belongs to its own features"
+    if PICTURES in choice.needs or POOL in choice.needs:
+        return "it works on more than the features of the shots"
+    if getattr(choice.settings, "whitening", None) is not None:
+        return "it has that metric itself"
+    return None
+
+
 def tasks_of(
     methods: Sequence[str], *, draws: int, seeds: int, seed: int, splits: Path | None, device: str
 ) -> list[Task]:
     """A task for each method, draw and seed; published shots are one draw."""
     return [
-        Task(label, seed + at, seed + at + 1000 * repeat, splits, device)
-        for label in methods
+        Task(label, seed + at, seed + at + 1000 * repeat, splits, device, own)
+        for label, own in ((label, _own(label)) for label in methods)
         for at in range(1 if splits else draws)
         for repeat in range(seeds)
     ]
 
 
-def finish(tasks: Sequence[Task], source: BankSource, bank: Bank, out: Path, *, jobs: int) -> list[Result]:
+def finish(
+    tasks: Sequence[Task],
+    source: BankSource,
+    bank: Bank,
+    out: Path,
+    place: Place = Here(),  # noqa: B008
+) -> list[Result]:
     """The results of all tasks: those that are found in `out`, and the others after they have been run."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConcmError(f"cannot write results to {out}: {error.strerror or error}") from error
-    headings = [task.heading(bank) for task in tasks]
-    places = [heading.place(out) for heading in headings]
-    todo = [job for job in zip(tasks, headings, places, strict=True) if not job[2].exists()]
-    if len(todo) < len(tasks):
-        _log.info("%d of %d runs are finished in %s", len(tasks) - len(todo), len(tasks), out)
-    with _listening(len(todo) * (bank.scenario.sessions + 1)) as listen:
-        try:
-            if jobs == 1 or len(todo) <= 1:
-                for task, heading, place in todo:
-                    _work_on(bank, task, heading, place, listen)
-            else:
-                in_processes(_work, [(source, *job) for job in todo], listen, at_once=jobs)
-        except KeyboardInterrupt as error:
-            raise ConcmError(f"interrupted; finished runs are in {out}, the same command does the rest") from error
-    results = [Result.load(place) for place in places]
-    for result, place in zip(results, places, strict=True):
-        if result.heading.place(out) != place:
-            raise ConcmError(f"{place} is the result of another run; delete it, and the run is done again")
+    try:
+        there = place.ask(machine, place.device) if tasks else {}
+        headings = [task.heading(bank, there) for task in tasks]
+        files = [heading.place(out) for heading in headings]
+        todo = [at for at, file in enumerate(files) if not file.exists()]
+        if len(todo) < len(tasks):
+            _log.info("%d of %d runs are finished in %s", len(tasks) - len(todo), len(tasks), out)
+        jobs = [(tasks[at], headings[at]) for at in todo]
+        with (
+            _listening(len(todo) * (bank.scenario.sessions + 1)) as listen,
+            closing(place.results(_work, Shared(bank, source.bank), jobs, listen)) as done,
+        ):
+            for at, result in done:
+                result.save(files[todo[at]])
+    except KeyboardInterrupt as error:
+        raise ConcmError(f"interrupted; finished runs are in {out}, the same command does the rest") from error
+    results = [Result.load(file) for file in files]
+    for result, file in zip(results, files, strict=True):
+        if result.heading.place(out) != file:
+            raise ConcmError(f"{file} is the result of another run; delete it, and the run is done again")
     return results
 
 
@@ -140,13 +172,13 @@ def run_in_memory(
         if why := unfit(choice, bank):
             raise Misuse(why)
     every = [published(bank, splits)] if splits else [draw(bank, seed + at) for at in range(draws)]
-    results = []
+    results, here = [], machine(device)
     with _listening(len(choices) * len(every) * seeds * (bank.scenario.sessions + 1)) as listen:
         for choice in choices:
             for at, shots in enumerate(every):
                 for repeat in range(seeds):
                     own = seed + at + 1000 * repeat
-                    heading = Heading.of(choice, bank, draw=seed + at, seed=own, device=device)
+                    heading = Heading.of(choice, bank, draw=seed + at, seed=own, machine=here)
                     results.append(perform(choice, bank, shots, heading, device, listen))
     return results
 
@@ -164,19 +196,33 @@ def _listening(total: int) -> Iterator[Listener]:
         yield listen
 
 
-def _work_on(bank: Bank, task: Task, heading: Heading, place: Path, listen: Listener) -> None:
-    shots = published(bank, task.splits) if task.splits else draw(bank, task.draw)
-    perform(choose(task.method), bank, shots, heading, task.device, listen).save(place)
+def _work(bank: Bank, task: Task, heading: Heading, listen: Listener) -> Result:
+    """One run, wherever it goes; a machine on which it would be another run is refused."""
+    choice, told = task.choice(), heading.environment
+    own = environment(choice, machine(task.device))
+    if differs := [f"{name} {own[name]} and not {told[name]}" for name in own if own[name] != told[name]]:
+        raise ConcmError(f"a worker has {differs[0]}: all need the same kind of machine, Python, torch and concm")
+    listed = None if heading.shots is None else {int(label): rows for label, rows in heading.shots.items()}
+    return perform(choice, bank, listed or draw(bank, task.draw), heading, task.device, listen)
 
 
-def _work(source: BankSource, task: Task, heading: Heading, place: Path, listen: Listener) -> None:
-    _work_on(_bank(source), task, heading, place, listen)
+def _own(method: str) -> str | None:
+    """The text of the file that a method of the user's own is in, if it is in one."""
+    file = Path(method.partition(":")[0])
+    return file.read_text(encoding="utf-8") if file.suffix == ".py" and file.is_file() else None
 
 
 @cache
-def _bank(source: BankSource) -> Bank:
-    """In a worker: read once, however many runs it makes."""
-    return source.bank()
+def _brought(name: str, text: str) -> Path:
+    """A user's file, written where there was none; it goes when this process ends."""
+    folder = tempfile.TemporaryDirectory(prefix="concm-")
+    _folders.append(folder)
+    file = Path(folder.name, name)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @contextmanager

@@ -24,6 +24,8 @@ from concm.metrics import Accuracies
 from concm.records import from_json, to_json
 
 SCHEMA = 2
+Machine = dict[str, str]
+"""What a result depends on of the machine that made it."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,14 @@ class Heading:
 
     @classmethod
     def of(
-        cls, choice: Choice, bank: Bank, *, draw: int, seed: int, device: str, shots: dict[int, list[int]] | None = None
+        cls,
+        choice: Choice,
+        bank: Bank,
+        *,
+        draw: int,
+        seed: int,
+        machine: Machine,
+        shots: dict[int, list[int]] | None = None,
     ) -> Heading:
         """Of a run that is about to be made; `shots` are those of published lists, which no seed decides."""
         return cls(
@@ -104,13 +113,7 @@ class Heading:
             seed=seed,
             shots=None if shots is None else {str(label): rows for label, rows in shots.items()},
             passes=bank.passes,
-            environment={
-                "concm": __version__,
-                "code": code() if choice.source is None else f"{code()}-{choice.source}",
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-            },
+            environment=environment(choice, machine),
         )
 
     def place(self, out: Path) -> Path:
@@ -213,6 +216,22 @@ def _follows(result: Result) -> bool:
         abs(getattr(again, name) - getattr(told, name)) < 1e-6
         for name in ("base_acc", "ahm", "fa", "pd", "nacc", "ber")
     )
+
+
+def machine(device: str) -> Machine:
+    """The one that this runs on, as headings record it."""
+    return {
+        "concm": __version__,
+        "code": code(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+    }
+
+
+def environment(choice: Choice, machine: Machine) -> Machine:
+    """A machine, with the user's own file where the method is in one."""
+    return machine if choice.source is None else {**machine, "code": f"{machine['code']}-{choice.source}"}
 
 
 @cache

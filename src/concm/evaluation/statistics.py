@@ -12,6 +12,7 @@ import numpy as np
 
 from concm.errors import loading
 from concm.evaluation import published
+from concm.evaluation.given import Given
 from concm.evaluation.results import ClassMeans, Curve, Cut, Result
 from concm.features.bank import Bank
 from concm.files import write_whole
@@ -58,7 +59,7 @@ class Row:
 
     `above_curve` are points of novel accuracy over the control's curve on the same shots, at the row's own base
     accuracy, with the 95 % interval of their mean over the draws. `by_draw` has AHM, FA and those points draw by draw,
-    and which draws they are.
+    and which draws they are; `by_session` what else is known of each session, the base session first.
     """
 
     method: str
@@ -84,6 +85,7 @@ class Row:
     above_curve: float | None = None
     above_interval: tuple[float, float] | None = None
     by_draw: dict[str, list[float]] = field(default_factory=dict)
+    by_session: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, results: Sequence[Result], control: Sequence[Result] = ()) -> Row:
@@ -129,6 +131,7 @@ class Row:
                 **{name: _by_draw([getattr(entry, name) for entry in summaries], draws) for name in ("ahm", "fa")},
                 **({"above_curve": above} if above else {}),
             },
+            by_session={name: by_session(name) for name in ("acc", "acc_base", "acc_novel", "ber")},
         )
 
 
@@ -225,8 +228,8 @@ class Printed:
 class Table:
     """What the bench measured on one bank, with the published rows of the scenario; as a file, `concm bench --json`.
 
-    `control` is the method whose curve the rows are measured against, and `passes` how often the backbone saw each
-    picture.
+    `control` is the method whose curve the rows are measured against, `passes` how often the backbone saw each picture,
+    and `given` what the bank holds, which older files do not say.
     """
 
     scenario: str
@@ -239,6 +242,7 @@ class Table:
     at_once: int | None = None
     control: str = "ncm"
     passes: int = 1
+    given: Given | None = None
 
     @classmethod
     def of(cls, bank: Bank, results: Sequence[Result], draws: int, at_once: int | None = None) -> Table:
@@ -257,6 +261,7 @@ class Table:
             at_once=at_once,
             control=CONTROL,
             passes=bank.passes,
+            given=Given.of(bank),
         )
 
     @property

@@ -1,4 +1,4 @@
-"""Worker processes for many runs: they report as they go, leave Ctrl-C to the parent, and never outlive it."""
+"""Where runs go: one after the other, into processes of this machine, or to a Ray cluster; results come back here."""
 
 from __future__ import annotations
 
@@ -6,31 +6,136 @@ import multiprocessing
 import os
 import queue
 import signal
-import sys
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, Protocol
 
-from concm.errors import ConcmError
+from concm.cluster import Cluster
+from concm.errors import ConcmError, Misuse
 
-Work = Callable[..., None]
-"""Called in a worker with one job's arguments and, last, a function to report by."""
+Jobs = Sequence[tuple[Any, ...]]
+Results = Generator[tuple[int, Any], None, None]
+Report = Callable[..., None]
+Work = Callable[..., Any]
+"""Called with what all jobs share, one job's arguments and, last, a function to report by; its result comes back."""
 
 
-def in_processes(work: Work, jobs: Sequence[tuple[Any, ...]], report: Callable[..., None], *, at_once: int) -> None:
-    """Do all jobs, some at a time, each in one of several processes; `report` is called here with what they report."""
+@dataclass(frozen=True)
+class Shared:
+    """What all jobs share, and a function by which another process of this machine makes it again."""
+
+    value: Any
+    make: Callable[[], Any]
+
+
+class Place(Protocol):
+    """Where runs go."""
+
+    @property
+    def device(self) -> str:
+        """On what they compute there: `cpu` or `cuda`."""
+
+    @property
+    def at_once(self) -> int | None:
+        """How many at a time, if that is known."""
+
+    def ask(self, question: Callable[..., Any], *words: Any) -> Any:
+        """What a function returns there."""
+
+    def results(self, work: Work, shared: Shared, jobs: Jobs, report: Report) -> Results:
+        """The number and the result of each job, as it is done; `report` is called here with what they report."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """One job after the other in this process, or several at a time in others of this machine."""
+
+    at_once: int = 1
+    device: str = "cpu"
+
+    def ask(self, question: Callable[..., Any], *words: Any) -> Any:
+        """What a function returns."""
+        return question(*words)
+
+    def results(self, work: Work, shared: Shared, jobs: Jobs, report: Report) -> Results:
+        """Each job and its result."""
+        if self.at_once > 1 and len(jobs) > 1:
+            yield from _in_processes(work, shared, jobs, report, self.at_once)
+        else:
+            for at, job in enumerate(jobs):
+                yield at, work(shared.value, *job, report)
+
+
+@dataclass(frozen=True)
+class OnRay:
+    """A Ray cluster; what a job reports comes with its result, and a job whose worker was killed runs again."""
+
+    cluster: Cluster
+    device: str = "cpu"
+    at_once: int | None = None
+
+    def ask(self, question: Callable[..., Any], *words: Any) -> Any:
+        """What a function returns on one of the machines."""
+        return self.cluster.ask(question, *words, gpus=self._gpus)
+
+    def results(self, work: Work, shared: Shared, jobs: Jobs, report: Report) -> Results:
+        """Each job and its result."""
+        told = [(work, job) for job in jobs]
+        for at, (events, result) in self.cluster.each(
+            _with_events, shared.value, told, gpus=self._gpus, at_once=self.at_once
+        ):
+            for event in events:
+                report(*event)
+            yield at, result
+
+    @property
+    def _gpus(self) -> int:
+        return int(self.device == "cuda")
+
+
+@contextmanager
+def place(on: str, device: Literal["auto", "cpu", "cuda"], jobs: int | None = None) -> Iterator[Place]:
+    """The place that is called `here`, `ray` or `ray://HOST:PORT`, with so many jobs at a time."""
+    if on == "here":
+        yield Here(jobs or (1 if device == "cuda" else cores()), "cuda" if device == "cuda" else "cpu")
+    elif on == "ray" or on.startswith("ray://"):
+        with Cluster(on) as cluster:
+            has = bool(cluster.resource("GPU"))
+            if device == "cuda" and not has:
+                raise Misuse(f"`device=cuda`, but the cluster at {on} has no GPU")
+            yield OnRay(cluster, "cuda" if has and device != "cpu" else "cpu", jobs)
+    else:
+        raise Misuse(f"`on` is here, ray or ray://HOST:PORT, not {on!r}")
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _with_events(shared: Any, work: Work, job: tuple[Any, ...]) -> tuple[list[tuple[Any, ...]], Any]:
+    """On a cluster: the result, behind all that was reported."""
+    events: list[tuple[Any, ...]] = []
+    return events, work(shared, *job, lambda *event: events.append(event))
+
+
+def _in_processes(work: Work, shared: Shared, jobs: Jobs, report: Report, at_once: int) -> Results:
+    """Do all jobs, some at a time, in processes that leave Ctrl-C to this one and never outlive it."""
     context = multiprocessing.get_context("spawn")
     events = context.Queue()
     pool = ProcessPoolExecutor(min(at_once, len(jobs)), context, _begin, (events,))
     try:
-        pending: set[Future[None]] = {pool.submit(_job, work, job) for job in jobs}
+        pending = {pool.submit(_job, work, shared.make, job): at for at, job in enumerate(jobs)}
         while pending:
-            done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+            done, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
             _pass_on(events, report)
             for future in done:
-                future.result()
+                yield pending.pop(future), future.result()
         _pass_on(events, report)
     except BrokenProcessPool as error:
         raise ConcmError("a run was killed, perhaps for want of memory; try again with `jobs=1`") from error
@@ -41,12 +146,7 @@ def in_processes(work: Work, jobs: Sequence[tuple[Any, ...]], report: Callable[.
             worker.terminate()
 
 
-def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _pass_on(events: Any, report: Callable[..., None]) -> None:
+def _pass_on(events: Any, report: Report) -> None:
     while True:
         try:
             report(*events.get_nowait())
@@ -72,11 +172,11 @@ def _follow() -> None:
     os._exit(1)
 
 
-def _job(work: Work, job: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # told to end, it takes its draft along
-    try:
-        work(*job, lambda *event: _events.put(event))
-    except SystemExit:
-        os._exit(1)  # else the pool would hand it the next job
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _job(work: Work, make: Callable[[], Any], job: tuple[Any, ...]) -> Any:
+    return work(_made(make), *job, lambda *event: _events.put(event))
+
+
+@cache
+def _made(make: Callable[[], Any]) -> Any:
+    """In a worker: made once, however many jobs it does."""
+    return make()

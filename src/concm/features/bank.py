@@ -14,6 +14,7 @@ from torch import Tensor
 
 from concm.backbones.encoder import Encoder, Identity
 from concm.data.scenarios import Scenario
+from concm.data.views import Augment
 from concm.errors import ConcmError, Misuse
 from concm.files import digest
 
@@ -49,7 +50,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Card:
-    """Where a bank comes from: the backbone's training, the views per image, its precision and its size.
+    """Where a bank comes from: the backbone's training, the views per image and their kind, precision and size.
 
     `nearest_mean` is the accuracy of nearest class mean on the original features, so that the loss by storing can be
     checked without them.
@@ -57,6 +58,7 @@ class Card:
 
     training: dict[str, Any] | None = None
     views: int = 0
+    augment: Augment = "shift"
     extraction_seconds: float | None = None
     nearest_mean: list[dict[str, float]] | None = None
     precision: Precision = "float32"

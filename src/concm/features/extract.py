@@ -14,29 +14,34 @@ from torch import Tensor
 
 from concm.backbones.encoder import Encoder
 from concm.data.dataset import Dataset, ImageSet
+from concm.data.views import Augment
 from concm.errors import Misuse, enough_memory
 from concm.features.bank import Bank, Card, Part
 from concm.features.sessions import statistics
+from concm.features.shards import Shards
 from concm.progress import bar
 
 
 def extract(
     encoder: Encoder,
     dataset: Dataset,
-    fabric: Fabric,
+    where: Fabric | Shards,
     *,
     views: int = 0,
+    augment: Augment = "shift",
+    base_views: bool = False,
     keep_pictures: bool = False,
     base_limit: int | None = None,
     novel_limit: int | None = None,
     batch: int = 256,
     seed: int = 0,
 ) -> Bank:
-    """Encode base, novel and test images, `views` weak views of the candidate shots, and base statistics.
+    """Encode base, novel and test images, `views` of the candidate shots, and base statistics.
 
-    The limits keep so many images per class (a seeded choice); statistics always come from all base images that were
-    trained on. Those that were held out of training follow them in the base part, marked. With `keep_pictures` the bank
-    also has the pictures and the backbone, for methods that go on training it.
+    With `base_views` the base images that are kept have views too. The limits keep so many images per class (a seeded
+    choice); statistics always come from all base images that were trained on. Those that were held out of training
+    follow them in the base part, marked. With `keep_pictures` the bank also has the pictures and the backbone, for
+    methods that go on training it.
     """
     if keep_pictures and not encoder.plain:
         raise Misuse(
@@ -44,19 +49,21 @@ def extract(
             "whose features are its own, without `blocks`, `turns`, `looks` or maps"
         )
     begun = time.perf_counter()
-    encoder.to(fabric.device)
+    encoder.to(where.device if isinstance(where, Fabric) else torch.device("cpu"))
     base, held, novel, test = dataset.base, dataset.held, dataset.novel, dataset.test
     some_base, some_novel = limited(base, base_limit, seed), limited(novel, novel_limit, seed)
     sets = {"base": base, "held-out": held, "novel": some_novel, "test": test}
     jobs = [(f"{name} images", images, 0) for name, images in sets.items() if images is not None]
+    viewed = {"novel": some_novel, **({"base": some_base, "held-out": held} if base_views else {})}
     if views:
-        jobs.append(("views of novel images", some_novel, views))
+        jobs += [(f"views of {name} images", images, views) for name, images in viewed.items() if images is not None]
     done: dict[str, Tensor] = {}
     with bar() as progress:
         for title, images, count in jobs:
             task = progress.add_task(title, total=len(images), note="")
-            tick = partial(_tick, progress, task, fabric.world_size)
-            done[title] = _sharded(encoder, images, fabric, count, seed, batch, tick)
+            tick = partial(_tick, progress, task, where.world_size if isinstance(where, Fabric) else 1)
+            encode = partial(_shared_out, where) if isinstance(where, Fabric) else where.encode
+            done[title] = encode(encoder, images, (count, augment), seed, batch, tick)
     mean, std, counts = statistics(done["base images"], torch.from_numpy(base.labels), dataset.scenario.base)
     place = {row: at for at, row in enumerate(base.rows.tolist())}
     kept = torch.tensor([place[row] for row in some_base.rows.tolist()])
@@ -72,7 +79,7 @@ def extract(
         )
 
     trained = part("base", some_base)
-    card = Card(encoder.meta, views, round(time.perf_counter() - begun, 1))
+    card = Card(encoder.meta, views, augment, round(time.perf_counter() - begun, 1))
     return Bank(
         scenario=dataset.scenario,
         encoder=encoder.identity,
@@ -107,24 +114,34 @@ def _tick(progress: Progress, task: TaskID, world: int, count: int) -> None:
 
 def _followed(trained: Part, held: Part) -> Part:
     """The base part: images that were trained on, then those that were not, which it marks."""
-    pictures = [part.pictures for part in (trained, held) if part.pictures is not None]
+    pictures, views = (
+        [value for part in (trained, held) if (value := getattr(part, kind)) is not None]
+        for kind in ("pictures", "views")
+    )
     return Part(
         features=torch.cat([trained.features, held.features]),
         labels=torch.cat([trained.labels, held.labels]),
+        views=torch.cat(views) if views else None,
         ids=trained.ids + held.ids,
         pictures=torch.cat(pictures) if pictures else None,
         held=torch.arange(len(trained.labels) + len(held.labels)) >= len(trained.labels),
     )
 
 
-def _sharded(
-    encoder: Encoder, images: ImageSet, fabric: Fabric, views: int, seed: int, batch: int, tick: Callable[[int], None]
+def _shared_out(
+    fabric: Fabric,
+    encoder: Encoder,
+    images: ImageSet,
+    views: tuple[int, Augment],
+    seed: int,
+    batch: int,
+    tick: Callable[[int], None],
 ) -> Tensor:
     """Let each of n processes encode every n-th image; all of them get all features."""
     world, rank = fabric.world_size, fabric.global_rank
     mine = images.where(np.arange(len(images)) % world == rank)
     with enough_memory(f"the device is out of memory encoding {batch} pictures at once; try `batch={batch // 2}`"):
-        features = encoder.encode(mine, views=views, seed=seed, batch=batch, tick=tick)
+        features = encoder.encode(mine, views=views[0], kind=views[1], seed=seed, batch=batch, tick=tick)
     if world == 1:
         return features
     longest = -(-len(images) // world)

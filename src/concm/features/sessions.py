@@ -85,15 +85,23 @@ def statistics(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, 
     counts = torch.bincount(labels, minlength=classes)
     shape = (classes, features.shape[1])
     mean, std = torch.empty(shape), torch.empty(shape)
-    for label in range(classes):
-        own = features[labels == label].double()
+    for label, rows in enumerate(rows_by_class(labels, classes)):
+        own = features[rows].double()
         mean[label], std[label] = own.mean(0), own.std(0, correction=0)
     return mean, std, counts
 
 
+def rows_by_class(labels: Tensor, classes: int) -> tuple[Tensor, ...]:
+    """The rows of each class in order, found in one go however many classes there are."""
+    counts = torch.bincount(labels, minlength=classes)
+    return torch.split(labels.argsort(stable=True), counts.tolist())
+
+
 def class_means(features: Tensor, labels: Tensor, classes: Iterable[int]) -> Tensor:
     """Mean (classes, d) of each class's features, in the order of `classes`."""
-    return torch.stack([features[labels == label].mean(0) for label in classes])
+    chosen = list(classes)
+    rows = rows_by_class(labels, max(chosen, default=-1) + 1)
+    return torch.stack([features[rows[label]].mean(0) for label in chosen])
 
 
 def draw(bank: Bank, seed: int) -> Shots:

@@ -155,10 +155,19 @@ def _fits(part: Part, labels: range, dimension: int) -> bool:
     )
 
 
+def ships(name: str) -> bool:
+    """Whether a scenario's bank comes with the package."""
+    return _asset(name).exists()
+
+
+def _asset(name: str) -> Path:
+    return Path(str(files("concm") / "assets" / f"{name}.safetensors"))
+
+
 @cache
 def bundled_bank(name: str) -> Bank:
     """The bank that ships with the package."""
-    path = Path(str(files("concm") / "assets" / f"{name}.safetensors"))
+    path = _asset(name)
     if not path.exists():
         load_scenario(name)  # gives a hint if the name is misspelt
         raise Misuse(f"no feature bank of {name} ships with concm; make one with `concm features`, then give its file")

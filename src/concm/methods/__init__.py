@@ -7,6 +7,7 @@ its state and counts its memory. No method sees test data.
 from concm.methods.base import Learner, Method, teach
 from concm.methods.entry import Entry
 from concm.methods.registry import (
+    EQUAL,
     EXEMPLARS,
     NAMES,
     PICTURES,
@@ -21,6 +22,7 @@ from concm.methods.registry import (
 )
 
 __all__ = [
+    "EQUAL",
     "EXEMPLARS",
     "NAMES",
     "PICTURES",

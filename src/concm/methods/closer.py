@@ -66,9 +66,6 @@ class View:
     AUGMENTED, KIND = 10, 11
 
 
-POLICIES = {"cifar": policy.CIFAR, "imagenet": policy.IMAGENET}
-
-
 class SpreadAndCloseness(Objective):
     """Cross-entropy, a contrast that spreads features, and closeness of classes, on three views of each picture."""
 
@@ -101,7 +98,8 @@ class SpreadAndCloseness(Objective):
         if settings.policy == "none":
             return images
         chosen = (random[:, View.AUGMENTED] < settings.augmented).view(-1, 1, 1, 1)
-        return torch.where(chosen, policy.auto(images, random[:, View.POLICY], POLICIES[settings.policy]), images)
+        augmented = policy.auto(images, random[:, View.POLICY], policy.POLICIES[settings.policy])
+        return torch.where(chosen, augmented, images)
 
     def _spread(self, units: Tensor, others: Tensor, pictures: Tensor) -> Tensor:
         """Contrast of each view with the others of its picture, against all of the global batch."""

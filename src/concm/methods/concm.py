@@ -2,8 +2,8 @@
 
 Here: this library's engine, which is not the paper's form. It adds a whitened metric for each reading, the views of the
 shots in prototypes and spreads, prototypes completed by kinship of names in closed form, several projectors, an
-operating point found on held-out base images and left-out shots, and 85 % of prototype cosines in the score;
-`concm:published` is the paper's form.
+operating point found on held-out base images and left-out shots, and 85 % of prototype cosines in the score. The
+paper's form is `concm:published`, and that of its authors' code `concm:released`.
 """
 
 from concm.engine.concm import Engine
@@ -12,8 +12,9 @@ from concm.methods.registry import method
 
 @method(
     "concm",
-    title="ConCM: consistency-driven calibration and matching",
+    title="this library's engine, built on ConCM",
     paper="ICLR 2026",
+    link="https://arxiv.org/abs/2506.19558",
     code="https://github.com/wire-wqz/ConCM",
 )
 class ConCMMethod(Engine):

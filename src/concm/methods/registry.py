@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from hashlib import blake2b
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -37,15 +37,18 @@ One that needs pictures is also given pictures to score, (n, h, w, 3), instead o
 """
 EXEMPLARS = "exemplars"
 """What a method may need to keep: single images, or their features; their number follows after a colon."""
+EQUAL = "equal:"
+"""What stands before a method that is to have this library's metric, views and operating point (`methods.footing`)."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A method with its settings, ready to be made; `label` is how the user wrote it."""
+    """A method with its settings, ready to be made; `label` is how the user wrote it, `equal` its footing."""
 
     label: str
     entry: Entry
     settings: Any
+    equal: bool = False
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -54,8 +57,10 @@ class Choice:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What it uses beyond features and labels, with these settings."""
-        return tuple(getattr(self.settings, "needs", self.entry.needs))
+        """What it uses beyond features and labels, with these settings and on this footing."""
+        own: tuple[str, ...] = tuple(getattr(self.settings, "needs", self.entry.needs))
+        added = (VIEWS, f"{EXEMPLARS}: all shots, for the operating point") if self.equal else ()
+        return (*own, *(need for need in added if need not in own))
 
     @property
     def source(self) -> str | None:
@@ -69,7 +74,13 @@ class Choice:
     def build(self, *, seed: int, device: str) -> Method:
         """A new method with these settings, which has learned nothing yet."""
         given = {} if self.settings is None else {"settings": self.settings}
-        return self.entry.make(**given, seed=seed, device=device)
+        make = partial(self.entry.make, **given, seed=seed, device=device)
+        if not self.equal:
+            return make()
+        from concm.methods.footing import EqualFooting
+
+        takes_views = VIEWS in replace(self, equal=False).needs
+        return EqualFooting(make, takes_views=takes_views, seed=seed, device=device)
 
 
 def granted(session: AnySession, needs: tuple[str, ...]) -> AnySession:
@@ -161,7 +172,10 @@ def entries() -> dict[str, Entry]:
 
 def known(words: str) -> Choice | None:
     """A method that a file names: only registered names are looked up, so that no file can make code run."""
-    name, _, changes = words.partition(":")
+    if words.startswith(EQUAL):
+        inner = known(words.removeprefix(EQUAL))
+        return inner and replace(inner, label=words, equal=True)
+    name, changes = _parted(words)
     entry = entries().get(name)
     if entry is None:
         return None
@@ -175,9 +189,12 @@ def known(words: str) -> Choice | None:
 def choose(words: str) -> Choice:
     """A method as users write it: `concm`, `concm:published`, `concm:structure=random,calibrate=none`.
 
-    A user's own method is `package.module:Class` or `file.py:Class`; settings follow after another colon.
+    A user's own method is `package.module:Class` or `file.py:Class`; settings follow after another colon. Any of them
+    may stand on equal footing: `equal:teen`.
     """
-    name, _, changes = words.partition(":")
+    if words.startswith(EQUAL):
+        return replace(choose(words.removeprefix(EQUAL)), label=words, equal=True)
+    name, changes = _parted(words)
     entry = entries().get(name)
     if entry is None and changes:
         attribute, _, changes = changes.partition(":")
@@ -186,9 +203,20 @@ def choose(words: str) -> Choice:
         raise Misuse(f"no method called {name!r}; {did_you_mean(name, entries())}")
     if entry.settings is None and changes:
         raise Misuse(f"method {entry.name} has no settings, so {changes!r} cannot be set")
-    words_given = [word for word in changes.split(",") if word]
-    settings = None if entry.settings is None else vary(entry.settings, words_given)
+    given = [word for word in changes.split(",") if word]
+    forms = [other.removeprefix(f"{name}:") for other in entries() if other.startswith(f"{name}:")]
+    settings = None if entry.settings is None else vary(entry.settings, given, forms)
     return Choice(words, entry, settings)
+
+
+def _parted(words: str) -> tuple[str, str]:
+    """The name of a method and the changes of its settings; a form that is registered by itself is part of the name."""
+    name, _, changes = words.partition(":")
+    parts = [part.strip() for part in changes.split(",")]
+    form = next((part for part in parts if f"{name}:{part}" in entries()), None)
+    if form is None:
+        return name, changes
+    return f"{name}:{form}", ",".join(part for part in parts if part != form)
 
 
 def choice_of(given: Any) -> Choice:

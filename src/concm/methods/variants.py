@@ -11,8 +11,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from concm.errors import Misuse, did_you_mean
 
 
-def vary(settings: Any, changes: Iterable[str]) -> Any:
-    """Default settings, or a preset's, with all changes made at once; a word without `=` is a preset."""
+def vary(settings: Any, changes: Iterable[str], forms: Iterable[str] = ()) -> Any:
+    """Default settings, or a preset's, with all changes made at once; a word without `=` is a preset.
+
+    `forms` are other words that might have been meant.
+    """
     made, values = settings, list[tuple[list[str], str, str]]()
     for change in changes:
         name, equals, value = (part.strip() for part in change.partition("="))
@@ -21,7 +24,7 @@ def vary(settings: Any, changes: Iterable[str]) -> Any:
             continue
         presets = getattr(settings, "PRESETS", ())
         if name not in presets:
-            known = [*presets, *(f"{item.name}=…" for item in fields(settings))]
+            known = [*forms, *presets, *(f"{item.name}=…" for item in fields(settings))]
             raise Misuse(f"{change!r} is neither a setting nor a preset; {did_you_mean(name, known)}")
         made = getattr(settings, name)()
     return _changed(made, values)

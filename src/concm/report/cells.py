@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from concm.evaluation.statistics import Row
+from concm.evaluation.statistics import Row, Table
+from concm.methods import EXEMPLARS
+from concm.methods.registry import known
 
 MEASURED = ("AHM", "FA", "last base / novel", "above the curve")
-COSTS = ("base", "PD", "s", "MB", "parameters", "runs", "device")
+COSTS = ("base", "PD", "s", "MB", "parameters", "exemplars", "base images", "passes", "runs", "device")
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -18,14 +20,18 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def costs(row: Row) -> tuple[str, ...]:
-    """What a row costs, under the headings `COSTS`."""
+def costs(row: Row, found: Table) -> tuple[str, ...]:
+    """What a row of a table costs, and what it saw, under the headings `COSTS`."""
+    given, choice = found.given, known(row.method)
+    kept = [need for need in (choice.needs if choice else ()) if need.startswith(EXEMPLARS)]
     return (
         f"{row.base_acc:.2f}",
         f"{row.pd:.2f}",
         f"{row.seconds:.1f}",
         "–" if row.memory_bytes is None else f"{row.memory_bytes / 1e6:.1f}",
         "–" if row.parameters is None else f"{row.parameters:,.0f}",
+        kept[0].removeprefix(EXEMPLARS).removeprefix(": ") or "some" if kept else "none",
+        *(("–", "–") if given is None else (f"{given.base} of {given.on}", str(found.passes))),
         str(row.runs),
         row.device,
     )

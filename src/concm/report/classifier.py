@@ -76,7 +76,7 @@ def show_photos(name: str, rows: Sequence[Mapping[str, object]]) -> None:
 def show_evaluation(result: Evaluation, worst: int = 5) -> None:
     """Accuracy, honesty, refusals, and the classes that go wrong most."""
     say(f"version {result.version}: {result.photos} photos of known classes, {result.classes} classes known")
-    for title, text in _figures(result):
+    for title, text in figures(result):
         say(f"  {title:34} {text}")
     shares = sorted((right / count, name) for name, (right, count) in result.by_class.items())
     poor = [f"{name} {100 * share:.0f} %" for share, name in shares[:worst] if share < 1]
@@ -114,7 +114,8 @@ def _write(path: Path, head: tuple[str, ...], rows: Sequence[tuple[object, ...]]
     write_whole(path, text.getvalue().encode())
 
 
-def _figures(result: Evaluation) -> list[tuple[str, str]]:
+def figures(result: Evaluation) -> list[tuple[str, str]]:
+    """What was measured, in words and numbers."""
     lines = [("accuracy", f"{result.acc:.2f} %")]
     if result.acc_base is not None:
         lines.append(("… of base classes", f"{result.acc_base:.2f} %"))
@@ -158,7 +159,7 @@ def card(classifier: Classifier) -> str:
             "" if row.version == classifier.version else f" (of version {row.version}: what came later is not in it)"
         )
         lines += [f"On {result.photos} photos from `{row.source}`, {row.created[:10]}{behind}.", ""]
-        lines += [*_markdown(("figure", "value"), _figures(result)), ""]
+        lines += [*_markdown(("figure", "value"), figures(result)), ""]
     else:
         lines += ["Not evaluated yet: `concm evaluate` measures it on labelled photos.", ""]
     lines += ["## Classes", ""]

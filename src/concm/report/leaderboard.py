@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from concm.evaluation.published import elsewhere
 from concm.evaluation.statistics import Row, Table, difference, ranks
 from concm.files import write_whole
-from concm.methods.registry import known
-from concm.report import figures
-from concm.report.cells import COSTS, MEASURED, by_session, cells, costs, line, link, mark, ruled, signed
-from concm.report.provenance import backbone, ran, schedule, varied
-from concm.report.remarks import reading, remarks
-from concm.report.reproduction import NEAR, Verdict, printed
+from concm.methods.registry import EQUAL, known
+from concm.report import figures, papers
+from concm.report.cells import COSTS, MEASURED, by_session, cells, costs, line, mark, ruled, signed
+from concm.report.papers import OURS, PLAIN, ahm
+from concm.report.provenance import backbone, given, ran, schedule, varied
+from concm.report.remarks import reading
+from concm.report.reproduction import printed
 
-OURS, PLAIN = "concm", "ncm"
 AGAINST = "This library's engine against every other method that begins with this backbone"
 COMPARED = (("ahm", "AHM"), ("fa", "FA"), ("above_curve", "height above the curve"))
 
@@ -32,15 +31,24 @@ def page(found: Table, others: list[Table], picture: str) -> str:
     """All of it, from what the bench measured."""
     tuned = [other for other in others if not other.base_session and _own(other)]
     owned = [other for other in others if other.base_session and _own(other)]
-    plain = [other for other in others if not _own(other)]
-    same = [other for other in tuned if other.backbone["weights"] == found.backbone["weights"]]
-    lines = [*_beginning(found, picture), *_shared(found), *_against(found, same)]
+    fuller = [other for other in others if not _own(other) and _same(other, found)]
+    plain = [other for other in others if not _own(other) and not _same(other, found)]
+    same = [other for other in tuned if _same(other, found)]
+    lines = [*_beginning(found, picture), *_shared(found), *_fuller(fuller), *_equal(found), *_against(found, same)]
     if tuned:
         lines += _tuning(tuned)
     if owned or plain:
         lines += _with_own_base_session(owned, plain)
-    rows = [*found.rows, *(row for other in [*tuned, *owned] for row in _own(other))]
-    parts = (_by_session(found, rows), _costs(rows), _beside_papers(found, rows), _elsewhere(found), _explained(rows))
+    sources = [(row, found) for row in found.rows]
+    sources += [(row, other) for other in [*tuned, *owned] for row in _own(other)]
+    rows = [row for row, _ in sources]
+    parts = (
+        _by_session(found, rows),
+        _costs(sources),
+        papers.beside(found, rows),
+        papers.elsewhere(found),
+        papers.explained(rows),
+    )
     return "\n".join([*lines, *(sentence for part in parts for sentence in part), ""])
 
 
@@ -73,15 +81,58 @@ def _shared(found: Table) -> list[str]:
     return [
         "## On one shared, frozen backbone",
         "",
-        f"Features of one {backbone(found)}; {ran(found)}.",
+        f"Features of one {backbone(found)}; {ran(found)}.{given(found)}",
         "",
-        *_table(found, found.rows),
+        *_table(found, [row for row in found.rows if not _level(row)]),
         "",
         f'Ranks are by AHM. "Above the curve" are points of novel accuracy over `{found.control}` with any constant, '
         "at the method's own base accuracy, with the 95 % interval over the draws; – stands where the curve does not "
         "reach so far. [What each costs](#what-each-costs) is below, as is every [session](#by-session).",
         "",
     ]
+
+
+def _fuller(others: list[Table]) -> list[str]:
+    """Rows of the same backbone on banks that hold more, or fewer, of the images."""
+    lines = ["## With another part of the same images", ""] if others else []
+    for other in others:
+        lines += [f"Other draws, {ran(other)}.{given(other)}", "", *_table(other, other.rows), ""]
+    return lines
+
+
+def _same(one: Table, other: Table) -> bool:
+    """Whether two banks are of one backbone."""
+    return bool(one.backbone["weights"] == other.backbone["weights"])
+
+
+def _equal(found: Table) -> list[str]:
+    """Methods with what this library adds to its engine, beside the engine, and what that is worth to each."""
+    rows = [row for row in found.rows if _level(row)]
+    if not rows:
+        return []
+    lines = [
+        "## On equal footing",
+        "",
+        "The same methods with the metric, the views of the shots and the operating point of this library's engine "
+        f"(`concm bench --method {EQUAL}NAME`), beside the engine, which has them by itself. The last column is what "
+        "that adds to a method's AHM, paired by draw.",
+        "",
+        *ruled("rank", "method", *MEASURED, "AHM added"),
+    ]
+    compared = [*rows, *(row for row in found.rows if row.method == OURS)]
+    places = ranks(compared, "ahm")
+    for row in sorted(compared, key=lambda row: -row.ahm):
+        own = found.row(row.method.removeprefix(EQUAL)) if _level(row) else None
+        gain = None if own is None else difference(row, own, "ahm")
+        ends = "" if gain is None or gain.interval is None else _ends(gain.interval)
+        added = "–" if own is None else f"{signed(row.ahm - own.ahm, 2)}{ends}"
+        lines.append(line(str(places[row.method]), mark(row.method), *cells(row), added))
+    return [*lines, ""]
+
+
+def _level(row: Row) -> bool:
+    """Whether a row is of a method on equal footing."""
+    return row.method.startswith(EQUAL)
 
 
 def _table(found: Table, rows: list[Row]) -> list[str]:
@@ -154,12 +205,12 @@ def _with_own_base_session(owned: list[Table], plain: list[Table]) -> list[str]:
     apart = list[str]()
     for other in sorted(owned, key=lambda other: -max(row.ahm for row in _own(other))):
         for row in sorted(_own(other), key=lambda row: -row.ahm):
-            there = [_ahm(other, name) for name in (PLAIN, OURS)]
+            there = [ahm(other, name) for name in (PLAIN, OURS)]
             ranked = lines if _meant(row.method, other.scenario) else apart
             ranked.append(line(mark(row.method), schedule(other), *cells(row), *there))
     for other in plain:
         row = next(row for row in other.rows if row.method == PLAIN)
-        there = [_ahm(other, name) for name in (PLAIN, OURS)]
+        there = [ahm(other, name) for name in (PLAIN, OURS)]
         lines.append(line(f"`{PLAIN}`", f"ours: {varied(other)}", *cells(row), *there))
     if apart:
         heads = ruled("method", "base session", *MEASURED, *(f"`{name}` there" for name in (PLAIN, OURS)))
@@ -187,84 +238,16 @@ def _by_session(found: Table, rows: list[Row]) -> list[str]:
     return ["## By session", "", about, "", *heads, *body, ""]
 
 
-def _costs(rows: list[Row]) -> list[str]:
-    """What each method costs, and what it forgets."""
+def _costs(sources: list[tuple[Row, Table]]) -> list[str]:
+    """What each method costs, saw and forgets."""
     about = (
         "PD is how far accuracy falls from the base session to the last; seconds are those of one draw, all sessions "
-        "with their evaluation; MB is what is kept between sessions beside trained weights."
+        "with their evaluation; MB is what is kept between sessions beside trained weights. Exemplars are images, or "
+        "their features, that are kept; base images are those of each base class whose features the bank gives, of all "
+        "that were trained on; passes are looks of the backbone at each picture; older tables do not say either."
     )
-    body = [line(mark(row.method), *costs(row)) for row in sorted(rows, key=lambda row: row.method)]
+    body = [line(mark(row.method), *costs(row, own)) for row, own in sorted(sources, key=lambda pair: pair[0].method)]
     return ["## What each costs", "", about, "", *ruled("method", *COSTS), *body, ""]
-
-
-def _beside_papers(found: Table, rows: list[Row]) -> list[str]:
-    """How far each row lies from its paper's, the verdict, and what there is to say about it."""
-    lines = [
-        "## Beside their papers",
-        "",
-        f"On the shared features nearest class mean alone has an AHM of {_ahm(found, PLAIN)}. A method that is far "
-        "above its paper there owes that to the backbone first. RMS is the root mean square of the differences in "
-        f"harmonic mean session by session; a row is called reproduced if that is at most {NEAR:g} points. The other "
-        "columns are differences, here minus there; the paper's last base and novel accuracy are solved from its last "
-        "harmonic mean and accuracy.",
-        "",
-        *ruled("method", "RMS", "AHM", "FA", "last base", "last novel", "verdict"),
-    ]
-    said = []
-    for row in sorted(rows, key=lambda row: row.method):
-        entry = printed(found, row)
-        if entry is None:
-            continue
-        verdict = Verdict.of(row, entry, found.cut)
-        values = (verdict.ahm, verdict.fa, verdict.last_base, verdict.last_novel)
-        rms = "–" if verdict.rms is None else f"{verdict.rms:.2f}"
-        away = ("–" if value is None else signed(value, 1) for value in values)
-        said_of_it = "not the published form" if row.method == OURS else verdict.words
-        lines.append(line(mark(row.method), rms, *away, said_of_it))
-        if words := remarks(found.scenario).get(row.method):
-            said.append(f"- `{row.method}`: {words}.")
-    return [*lines, "", *([*said, ""] if said else [])]
-
-
-def _elsewhere(found: Table) -> list[str]:
-    """Figures of papers whose methods are not measured here; apart those whose backbone knows other data."""
-    lines = list[str]()
-    for pretrained, title in ((False, "Published elsewhere"), (True, "Published with a pre-trained backbone")):
-        rows = [row for row in elsewhere(found.scenario) if row.pretrained == pretrained]
-        if not rows:
-            continue
-        about = "Accuracy over all classes, one draw, as the papers print it; most give no harmonic mean."
-        apart = " These backbones were trained on far more data, so the figures stand apart." if pretrained else ""
-        lines += [f"## {title}", "", about + apart, ""]
-        lines += ruled("method", "paper", "backbone", "first", "last", "where it was read")
-        for row in sorted(rows, key=lambda row: -row.last):
-            first = "–" if row.first is None else f"{row.first:.2f}"
-            read = row.checked + (f"; {row.note}" if row.note else "")
-            lines.append(
-                line(
-                    row.method, link(row.paper, row.source), row.backbone or "not said", first, f"{row.last:.2f}", read
-                )
-            )
-        lines.append("")
-    return lines
-
-
-def _explained(rows: list[Row]) -> list[str]:
-    lines = ["## What each method is, needs and leaves out", ""]
-    lines += ruled("method", "paper", "code", "group", "needs")
-    said = dict[str, str]()
-    for row in sorted(rows, key=lambda row: row.method):
-        choice = known(row.method)
-        if choice is None:
-            lines.append(line(mark(row.method), "–", "–", "not registered here", "–"))
-            continue
-        entry, needs = choice.entry, ", ".join(choice.needs) or "nothing more"
-        code = link("code", entry.code) if entry.code else "–"
-        lines.append(line(mark(row.method), link(entry.paper, entry.link), code, entry.group, needs))
-        if entry.departures:
-            said[entry.name] = entry.departures
-    departures = [f"- `{name}`: {words}" for name, words in said.items()]
-    return [*lines, "", "Where each departs from its paper:", "", *departures] if departures else lines
 
 
 def _own(found: Table) -> list[Row]:
@@ -276,7 +259,11 @@ def _own(found: Table) -> list[Row]:
 def _points(found: Table) -> figures.Points:
     """What the picture shows of a table: its rows with their groups, and the control's curve."""
     rows = found.rows if not _own(found) else _own(found)
-    shown = [(row, _group(row.method)) for row in rows if found.base_session is None or ":" not in row.method]
+    shown = [
+        (row, _group(row.method))
+        for row in rows
+        if not _level(row) and (found.base_session is None or ":" not in row.method)
+    ]
     control = next((row.trade_off for row in found.rows if row.method == found.control), None)
     return figures.Points(shown, control, found.control, shared=found.base_session is None and not _own(found))
 
@@ -290,8 +277,3 @@ def _group(method: str) -> str:
 def _meant(method: str, scenario: str) -> bool:
     choice = known(method)
     return choice is None or choice.entry.meant_for(scenario)
-
-
-def _ahm(found: Table, method: str) -> str:
-    row = found.row(method)
-    return "not run" if row is None else f"{row.ahm:.2f}"

@@ -28,16 +28,20 @@ class Shown:
     score: float | None = None
     others: tuple[tuple[str, float], ...] = ()
     right: bool | None = None
+    file: str = ""
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """A step of the story: paragraphs (an empty line between them), then a table (its head first), then photos."""
+    """A step of the story: paragraphs (an empty line between them), a table (its head first), photos, then figures
+    (PNG). One without a title goes on with the step before it.
+    """
 
     title: str
     text: str = ""
     shown: tuple[Shown, ...] = ()
     table: tuple[tuple[str, ...], ...] = ()
+    figures: tuple[bytes, ...] = ()
 
 
 def thumbnail(picture: bytes, side: int = 224) -> bytes:
@@ -79,10 +83,12 @@ def _chapter(chapter: Chapter) -> str:
             grids += f'<div class="grid strips">\n{strips}</div>\n'
         else:
             grids += f'<div class="grid">\n{"".join(map(_card, some))}</div>\n'
-    return (
-        f"<section>\n<h2>{escape(chapter.title)}</h2>\n"
-        f"{_paragraphs(chapter.text)}\n{_table(chapter.table)}{grids}</section>\n"
+    heading = f"<h2>{escape(chapter.title)}</h2>\n" if chapter.title else ""
+    drawn = "".join(
+        f'<img class="figure" src="data:image/png;base64,{b64encode(data).decode()}" alt="{escape(chapter.title)}">\n'
+        for data in chapter.figures
     )
+    return f"<section>\n{heading}{_paragraphs(chapter.text)}\n{_table(chapter.table)}{grids}{drawn}</section>\n"
 
 
 def _paragraphs(text: str) -> str:
@@ -118,9 +124,10 @@ def _card(item: Shown) -> str:
     other = item.truth and item.truth != item.said
     truth = f'<p class="truth">really <b>{escape(item.truth or "")}</b></p>' if other else ""
     answers = "".join(_answer(name, score) for name, score in ((item.said, item.score), *item.others))
+    file = f'<p class="truth">{escape(item.file)}</p>' if item.file else ""
     return (
         f'<figure class="{kind}">{_image(item.photo, f"{of}, called {item.said}: {word}")}<figcaption>'
-        f'<p class="verdict"><span aria-hidden="true">{mark}</span> {word}</p>{truth}<ol>{answers}</ol>'
+        f'<p class="verdict"><span aria-hidden="true">{mark}</span> {word}</p>{truth}<ol>{answers}</ol>{file}'
         "</figcaption></figure>\n"
     )
 
@@ -192,6 +199,7 @@ th, td { padding: .4rem .9rem .4rem 0; text-align: right; border-bottom: 1px sol
 th:first-child { text-align: left }
 thead th { color: var(--soft); font-weight: 600; vertical-align: bottom }
 td { white-space: nowrap }
+img.figure { display: block; max-width: 100%; height: auto; margin: 1rem 0; background: #fff; border-radius: .4rem }
 tbody th { font-weight: 500; min-width: 7rem }
 @media print { figure, tr { break-inside: avoid } }
 """

@@ -38,6 +38,24 @@ def varied(found: Table) -> str:
     return ", ".join(f"{key} {recipe[key]}" for key in default if key in recipe and recipe[key] != default[key])
 
 
+def given(found: Table) -> str:
+    """What the bank gave to every method, as a sentence; nothing where the table does not say it."""
+    bank = found.given
+    if bank is None:
+        return ""
+    trained = f"{bank.base} of the {bank.on} images of each base class that were trained on"
+    held = f" and {bank.held} that were not" if bank.held else ""
+    viewed = f", {bank.base_views} views each" if bank.base_views else ""
+    shots = f"{bank.candidates} candidates of each novel class" + (f", {bank.views} views each" if bank.views else "")
+    seen = "once" if found.passes == 1 else f"{found.passes} times"
+    part = (
+        f" So what is trained on base features sees {100 * bank.base / bank.on:.0f} % of them, and references are no "
+        "upper bounds."
+    )
+    about = f" Methods see {trained}{held}{viewed}, and {shots}; the backbone saw each picture {seen}."
+    return about + (part if bank.base < bank.on else "")
+
+
 def ran(found: Table) -> str:
     """Where, and how many at a time: what seconds mean."""
     at_once = found.at_once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,16 @@ def ruled(*columns: str, title: str | None = None) -> Table:
     for at, column in enumerate(columns):
         table.add_column(column, justify="left" if at == 0 else "right")
     return table
+
+
+def show_columns(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """Columns of words."""
+    table = ruled(*heads)
+    for column in table.columns:
+        column.justify = "left"
+    for row in rows:
+        table.add_row(*row)
+    print_whole(table)
 
 
 def show_scenarios(scenarios: list[Scenario]) -> None:

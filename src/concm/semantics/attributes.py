@@ -24,4 +24,7 @@ def attributes(synset: int | None, least_information: float = 0.0) -> dict[int, 
 
 def pool(synsets: Iterable[int | None], least_information: float = 0.0) -> tuple[int, ...]:
     """The attributes of any of these classes, in the order of their offsets."""
-    return tuple(sorted({part for synset in synsets for part in attributes(synset, least_information)}))
+    table = nouns()
+    every = {above for synset in synsets if synset is not None for above in table.ancestors(synset)}
+    told = (above for above in every if table.information(above) >= least_information)
+    return tuple(sorted({part for above in told for part in table.parts(above)}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from concm.semantics.wordnet import key, nouns
 _WAY_OUT = 'write an id ("n02076196"), a lemma with its sense number ("seal#9"), or "" for no meaning'
 
 
+@lru_cache(1 << 18)
 def plain(name: str) -> str:
     """A class name without the running number that CUB puts before it."""
     return re.sub(r"^\d+\.", "", name.strip())

@@ -76,6 +76,8 @@ class FromWordNet:
 
     def learn(self, names: Sequence[str]) -> FromWordNet:
         """Settle the senses of these names one after the other, each in the context of those before it."""
+        if all(_key(name) in self.known for name in names):
+            return self
         known, company = dict(self.known), Company(self.known.values())
         for name in names:
             if _key(name) not in known:

@@ -143,11 +143,9 @@ def embed(names: Sequence[Sequence[str]], vectors: WordVectors) -> tuple[Tensor,
     for row, group in enumerate(split):
         words = [[(word[0][0], _word(word, known)) for word in name] for name in group]
         unknown.append(tuple(dict.fromkeys(text for name in words for text, vector in name if vector is None)))
-        means = [
-            np.mean(found, axis=0) for name in words if (found := [vector for _, vector in name if vector is not None])
-        ]
+        means = [_mean(found) for name in words if (found := [vector for _, vector in name if vector is not None])]
         if means:
-            rows[row] = np.mean(means, axis=0)
+            rows[row] = _mean(means)
     return torch.from_numpy(rows), unknown
 
 
@@ -156,5 +154,10 @@ def _word(readings: Sequence[Sequence[str]], known: dict[str, Vector]) -> Vector
     for pieces in readings:
         found = [known[piece] for piece in pieces if piece in known]
         if found:
-            return np.asarray(np.mean(found, axis=0), np.float32)
+            return _mean(found)
     return None
+
+
+def _mean(found: list[Vector]) -> Vector:
+    """The mean of some vectors, mostly of one."""
+    return found[0] if len(found) == 1 else np.asarray(np.mean(found, axis=0), np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from functools import cache, cached_property
 from importlib.resources import files
@@ -35,10 +36,10 @@ class Nouns:
         self._lemmas = text.split("\n")
         self._lemma_from = _bounds([line.count(" ") + 1 for line in self._lemmas])
         self._numbers = table["sense"]
-        self._offsets = np.cumsum(table["offset_step"])
+        self._offsets = np.cumsum(table["offset_step"]).tolist()  # lists: they are asked for one value at a time
         hypernym_count = table["hypernym_count"]
-        self._up = table["hypernym_step"] + np.repeat(np.arange(len(self._lemmas)), hypernym_count)
-        self._up_from = _bounds(hypernym_count)
+        self._up = (table["hypernym_step"] + np.repeat(np.arange(len(self._lemmas)), hypernym_count)).tolist()
+        self._up_from = _bounds(hypernym_count).tolist()
         self._parts = table["part"]
         self._part_from = _bounds(table["part_count"])
         self._kinds = table["kinds"]
@@ -57,10 +58,10 @@ class Nouns:
 
     def __contains__(self, synset: int) -> bool:
         row = self._row(synset)
-        return row < len(self) and int(self._offsets[row]) == synset
+        return row < len(self) and self._offsets[row] == synset
 
     def _row(self, synset: int) -> int:
-        return int(np.searchsorted(self._offsets, synset))
+        return bisect_left(self._offsets, synset)
 
     def lemmas(self, synset: int) -> tuple[str, ...]:
         """The names of a synset, the most usual one first, with words joined by underscores."""
@@ -76,12 +77,12 @@ class Nouns:
     def hypernyms(self, synset: int) -> list[int]:
         """The synsets of which this one is a kind or an instance."""
         row = self._row(synset)
-        return [int(offset) for offset in self._offsets[self._up[self._up_from[row] : self._up_from[row + 1]]]]
+        return [self._offsets[up] for up in self._up[self._up_from[row] : self._up_from[row + 1]]]
 
     def parts(self, synset: int) -> list[int]:
         """The part meronyms of a synset itself, without inherited ones."""
         row = self._row(synset)
-        return [int(offset) for offset in self._offsets[self._parts[self._part_from[row] : self._part_from[row + 1]]]]
+        return [self._offsets[part] for part in self._parts[self._part_from[row] : self._part_from[row + 1]]]
 
     def ancestors(self, synset: int) -> tuple[int, ...]:
         """All synsets on the hypernym paths of a synset: itself first, then by distance."""
@@ -112,7 +113,7 @@ class Nouns:
             at = self._before[at]
         places.sort(key=lambda at: (int(self._numbers[at]), at))
         rows = np.searchsorted(self._lemma_from, places, side="right") - 1
-        return list(dict.fromkeys(int(offset) for offset in self._offsets[rows]))
+        return list(dict.fromkeys(self._offsets[row] for row in rows))
 
     def numbered(self, lemma: str, number: int) -> int | None:
         """The synset that WordNet calls `lemma#number`."""

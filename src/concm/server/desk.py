@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 
+from concm.classifier.album import Album, grouped, in_metric
+from concm.classifier.check import check
 from concm.classifier.classifier import Classifier
 from concm.classifier.duplicates import Duplicates, check_duplicates
 from concm.classifier.evaluation import evaluate
@@ -21,9 +24,10 @@ from concm.classifier.photos import checked_name
 from concm.classifier.prediction import Known, Prediction, check_rate
 from concm.classifier.stream import Encoded
 from concm.errors import ConcmError, Misuse
+from concm.files import replacing
+from concm.progress import track
 from concm.records import to_json
 from concm.report.classifier import card
-from concm.server.album import Album, grouped, in_metric
 from concm.server.inbox import Inbox
 from concm.server.jobs import Job, Jobs
 from concm.server.predictor import Predictor, Seen
@@ -46,6 +50,7 @@ class Desk:
         self.jobs = Jobs(opened)
         self.exports = Path(tempfile.mkdtemp(prefix="concm-export-"))
         self._album: Album | None = None
+        self._health: dict[str, Any] = {}
         self._mutex = threading.Lock()
 
     def close(self) -> None:
@@ -61,13 +66,24 @@ class Desk:
         with self._mutex:
             return self.classifier.known()
 
-    def album(self) -> Album:
-        """The photos of the newest version."""
-        known = self.known()
+    def album(self, known: Known) -> Album:
+        """The photos of a version."""
         with self._mutex:
             if self._album is None or self._album.version != known.version:
                 self._album = Album.of(self.classifier.store, known)
             return self._album
+
+    def health(self) -> dict[str, Any]:
+        """What the taught photos say of each other; found once for a version."""
+        known = self.known()
+        album = self.album(known)
+        if self._health.get("version") != album.version:
+            self._health = to_json(check(album, known))
+        return self._health
+
+    def map(self) -> dict[str, Any]:
+        """Classes and photos in a plane."""
+        return self.album(self.known()).map()
 
     # Answers
 
@@ -80,7 +96,7 @@ class Desk:
         if keep == "all" or (keep == "unsure" and asks):
             said["inbox"] = self.inbox.add(seen.kept(), shown=asks)
         if nearest:
-            said["nearest"] = self.album().nearest(in_metric(known, seen.features[None])[0], nearest)
+            said["nearest"] = self.album(known).nearest(in_metric(known, seen.features[None])[0], nearest)
         return said
 
     def waiting(self, unknown_rate: float, nearest: int = 0) -> list[dict[str, Any]]:
@@ -98,7 +114,7 @@ class Desk:
             said = {"inbox": item.id, "added": item.added, "group": group, **asdict(prediction)}
             said["recognised"] = not is_question(prediction)
             if nearest:
-                said["nearest"] = self.album().nearest(unit, nearest)
+                said["nearest"] = self.album(known).nearest(unit, nearest)
             listed.append(said)
         return listed
 
@@ -195,7 +211,7 @@ class Desk:
                     classifier.export(inside / f"{name}.onnx")
                 else:
                     classifier.backup(inside)
-                shutil.make_archive(str(self.exports / what), "zip", folder)
+                _zip(self.exports / f"{what}.zip", Path(folder))
             return {"file": f"/api/exports/{what}"}
 
         return self.jobs.add(f"export {what}", work)
@@ -211,6 +227,14 @@ EXPORTS = ("onnx", "backup")
 def is_question(prediction: Prediction) -> bool:
     """Whether a photo should be shown to somebody: it is unknown, or the best guess is hardly one."""
     return prediction.unknown or prediction.score < UNSURE
+
+
+def _zip(archive: Path, folder: Path) -> None:
+    """All files of a folder in one, which takes the place of an older one when it is whole."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    with replacing(archive) as draft, zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as packed:
+        for file in track(files, "packing"):
+            packed.write(file, file.relative_to(folder))
 
 
 def _done(classifier: Classifier) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
+from concm import progress
 from concm.classifier.classifier import Classifier
 from concm.errors import ConcmError, Misuse
 
@@ -19,7 +20,7 @@ Work = Callable[[Classifier], dict[str, Any]]
 
 @dataclass
 class Job:
-    """A piece of work: `state` is waiting, running, done or failed."""
+    """A piece of work: `state` is waiting, running, done or failed; `percent` is done, where that can be known."""
 
     id: int
     title: str
@@ -27,12 +28,19 @@ class Job:
     state: str = "waiting"
     result: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
+    percent: int | None = None
     status: int = 200
     over: threading.Event = field(default_factory=threading.Event, repr=False)
+
+    def at(self, share: float) -> None:
+        """So much of it is done."""
+        self.percent = int(100 * share)
 
     def told(self) -> dict[str, Any]:
         """The job as JSON."""
         said = {"job": self.id, "title": self.title, "state": self.state, **self.result}
+        if self.state == "running" and self.percent is not None:
+            said["percent"] = self.percent
         return said if self.error is None else {**said, "error": self.error}
 
 
@@ -74,7 +82,8 @@ class Jobs:
             while (job := self._queue.get()) is not None:
                 job.state = "running"
                 try:
-                    job.result = job.work(classifier)
+                    with progress.heard(job.at):
+                        job.result = job.work(classifier)
                     job.state = "done"
                 except ConcmError as error:
                     job.state, job.error = "failed", str(error)

@@ -51,6 +51,7 @@ SCHEMAS = {
         job=WHOLE,
         title=TEXT,
         state={"type": "string", "enum": ["waiting", "running", "done", "failed"]},
+        percent={**WHOLE, "description": "how much of a running job is done, where that can be known"},
         error=TEXT,
     ),
 }

@@ -84,12 +84,12 @@ async def history(request: Request) -> Response:
 
 async def health(request: Request) -> Response:
     """Which classes need more photos, which are confused, and by which photos."""
-    return JSONResponse(await run_in_threadpool(lambda: desk(request).album().health()))
+    return JSONResponse(await run_in_threadpool(desk(request).health))
 
 
 async def map_(request: Request) -> Response:
     """Classes and photos as points in a plane."""
-    return JSONResponse(await run_in_threadpool(lambda: desk(request).album().map()))
+    return JSONResponse(await run_in_threadpool(desk(request).map))
 
 
 async def card(request: Request) -> Response:

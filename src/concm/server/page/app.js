@@ -30,11 +30,12 @@ const app = {
     return attempt(() => VIEWS[name][1](place, app, ...more));
   },
   // Show that something is under way: a share of what this page asked for, or a job of the server.
-  busy(on, share = null) {
+  busy(on, share = null, percent = null) {
     const progress = document.getElementById("progress");
     if (share !== null) app.asking = on;
     progress.hidden = !(on || app.asking);
     if (share !== null && on) progress.value = share;
+    else if (!app.asking && percent !== null) progress.value = percent / 100;
     else if (!app.asking) progress.removeAttribute("value");
   },
   // Ask the server how things are; views are drawn anew when they have changed.
@@ -53,7 +54,7 @@ const app = {
     const badge = document.querySelector("#tabs .count");
     badge.textContent = String(status.inbox);
     badge.hidden = status.inbox === 0;
-    app.busy(status.jobs.length > 0);
+    app.busy(status.jobs.length > 0, null, status.jobs[0]?.percent ?? null);
     if (version) await names();
     const typing = document.activeElement && document.activeElement.matches("main input[type=text]") && document.activeElement.value;
     if ((again || (elsewhere && !typing)) && current !== "answers") await app.open(current);

@@ -1,27 +1,52 @@
-// Health: which classes need more photos, what is confused, and which photos may be wrong.
-import { el, get, many, percent } from "/static/tools.js";
+// Health: which classes need more photos, what is confused, and which photos may be wrong or do harm.
+import { attempt, el, get, many, post, say } from "/static/tools.js";
+
+const VERDICTS = { "enough": "enough photos", "more photos": "needs more photos", "confused": "looks like another class" };
+const percent = (value) => value === null ? "–" : `${Math.round(value)} %`;
+const picture = (number, alt) => el("img", { src: `/api/photos/${number}/thumbnail`, alt, loading: "lazy" });
 
 export async function show(view, app) {
-  const { classes, confused, doubtful } = await get("/api/health");
-  const order = [...classes].sort((one, other) => other.needs_more - one.needs_more || (one.recognised ?? -1) - (other.recognised ?? -1));
+  const { classes, mislabelled, harmful, confused, expected } = await get("/api/health");
   const link = (name) => el("button", { type: "button", onclick: () => app.open("classes", name) }, name);
-  const rows = order.map((row) => el("tr", {}, el("th", { scope: "row" }, link(row.class)), el("td", {}, String(row.photos)),
-    el("td", {}, row.recognised === null ? "–" : percent(row.recognised)),
-    el("td", {}, row.needs_more ? el("span", { className: "tag more" }, "needs more photos") : "fine")));
-  const parts = [el("p", { className: "soft" }, "Each taught photo is compared with its class without itself: so this is what "
-    + "the photos say of each other, not a test. Measure with photos that were not taught: concm evaluate."),
-  el("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": "Classes" }, el("table", {}, el("thead", {}, el("tr", {},
-    ...["class", "photos", "recognised by the others", ""].map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, ...rows)))];
+  const order = [...classes].sort((one, other) => (one.expected ?? -1) - (other.expected ?? -1));
+  const rows = order.map((row) => el("tr", {}, el("th", { scope: "row" }, link(row.name)),
+    el("td", {}, row.separate === row.photos ? String(row.photos) : `${row.photos} (${row.separate} apart)`),
+    ...[row.expected, row.with_5_more, row.with_20_more].map((value) => el("td", {}, percent(value))),
+    el("td", {}, el("span", { className: row.verdict === "enough" ? "" : "tag more" }, VERDICTS[row.verdict]))));
+  const heads = ["class", "photos", "expected to be right", "with 5 more each", "with 20 more each", ""];
+  const parts = [
+    el("p", { className: "soft" }, `Each taught photo is compared with its class without itself: of photos like these, ${percent(expected)} are `
+      + "expected to be right. This is what the photos say of each other, and no test. Measure with photos that were not taught: concm evaluate."),
+    el("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": "Classes" }, el("table", {},
+      el("thead", {}, el("tr", {}, ...heads.map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, ...rows))),
+    ...photos(app, "Likely mislabelled ", "more like another class than like their own", mislabelled, (photo) => `like ${photo.more_like}`,
+      (photo) => ["Move there", "/api/photos/move", { photos: [photo.number], to: photo.more_like }]),
+    ...photos(app, "Photos that do harm ", "without them, others would be recognised", harmful, (photo) => `costs about ${many(Math.round(photo.harm), "photo")}`,
+      (photo) => ["Remove", "/api/photos/remove", { photos: [photo.number] }]),
+  ];
   if (confused.length) {
-    parts.push(el("h2", {}, "Confused"), el("ul", {}, ...confused.map((pair) =>
-      el("li", {}, `${pair.class} is taken for ${pair.taken_for}: ${many(pair.photos.length, "photo")}`))));
-  }
-  if (doubtful.length) {
-    parts.push(el("h2", {}, "Photos to look at ", el("small", {}, "more like another class than like their own")),
-      el("ul", { className: "grid" }, ...doubtful.map((photo) => el("li", {}, el("div", { className: "card" },
-        el("img", { src: `/api/photos/${photo.number}/thumbnail`, alt: photo.photo, loading: "lazy" }),
-        el("div", { className: "text" }, el("b", {}, photo.class), el("small", {}, `like ${photo.more_like}`),
-          link(photo.class)))))));
+    parts.push(el("h2", {}, "Confused"), el("ul", { className: "pairs" }, ...confused.map((pair) => el("li", {},
+      el("p", {}, link(pair.name), ` is taken for `, link(pair.taken_for), `: ${many(pair.photos.length, "photo")}`),
+      el("p", {}, ...pair.photos.slice(0, 6).map((number) => picture(number, `photo of ${pair.name}`)), el("small", {}, " like "),
+        ...pair.because.slice(0, 6).map((number) => picture(number, `photo of ${pair.taken_for}`)))))));
   }
   view.replaceChildren(...parts);
+}
+
+// Photos with what is wrong with them, a way to their class, and one to mend it.
+function photos(app, title, why, found, words, mend) {
+  if (!found.length) return [];
+  const cards = found.map((photo) => {
+    const [name, path, body] = mend(photo);
+    const change = () => attempt(async () => {
+      const done = await post(path, body);
+      say(`${done.action}: ${done.detail}: version ${done.version}.`);
+      await app.refresh(true);
+    });
+    return el("li", {}, el("div", { className: "card" }, picture(photo.number, photo.photo), el("div", { className: "text" },
+      el("b", {}, photo.name), el("small", {}, words(photo)), el("div", { className: "fix" },
+        el("button", { type: "button", onclick: () => app.open("classes", photo.name) }, "Show class"),
+        el("button", { type: "button", onclick: change }, name)))));
+  });
+  return [el("h2", {}, title, el("small", {}, why)), el("ul", { className: "grid" }, ...cards)];
 }

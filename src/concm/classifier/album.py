@@ -1,8 +1,9 @@
-"""All photos that a version was taught, as the classifier sees them: which are near, confused, and where they lie."""
+"""All photos that a version was taught, as the classifier sees them: which are near, and where they lie."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,23 +12,21 @@ from torch import Tensor
 
 from concm.classifier.prediction import Known
 from concm.classifier.store import Store
-from concm.engine.memory import class_sums
-
-ENOUGH = 5
-"""Photos from which on a class is not asked for more for their number alone."""
-GOOD = 0.8
-"""The share of a class's photos that should be recognised without themselves."""
 
 
 @dataclass(frozen=True)
 class Album:
-    """Photos by number, file name and class (an index into `names`), with unit features (n, d) in the metric."""
+    """Photos by number, file name and class (an index into `names`), with their features (n, d).
+
+    `units` are unit vectors in the metric, as the classifier compares them.
+    """
 
     version: int
     names: list[str]
     numbers: list[int]
     files: list[str]
     labels: Tensor
+    features: Tensor
     units: Tensor
 
     @classmethod
@@ -37,8 +36,19 @@ class Album:
         place = {name: at for at, name in enumerate(names)}
         rows = [row for row in store.every_photo() if row[1] in place]
         labels = torch.tensor([place[name] for _, name, _, _ in rows], dtype=torch.long)
-        units = in_metric(known, torch.stack([features for *_, features in rows]))
-        return cls(known.version, names, [row[0] for row in rows], [row[2] for row in rows], labels, units)
+        features = torch.stack([own for *_, own in rows])
+        numbers, files = [row[0] for row in rows], [row[2] for row in rows]
+        return cls(known.version, names, numbers, files, labels, features, in_metric(known, features))
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """The number of photos of each class (classes,)."""
+        return torch.bincount(self.labels, minlength=len(self.names))
+
+    @cached_property
+    def sums(self) -> Tensor:
+        """The sum of the photos of each class (classes, d)."""
+        return torch.zeros(len(self.names), self.units.shape[1]).index_add(0, self.labels, self.units)
 
     def nearest(self, features: Tensor, count: int) -> list[dict[str, Any]]:
         """The taught photos most like one with unit features (d,) in the metric."""
@@ -50,44 +60,9 @@ class Album:
         at = int(at)
         return {"number": self.numbers[at], "photo": self.files[at], "class": self.names[int(self.labels[at])]}
 
-    def without_themselves(self) -> tuple[Tensor, Tensor]:
-        """For each photo its likeness to its class's other photos, and to all classes (its own left out)."""
-        count = len(self.names)
-        sums, sizes = class_sums(self.units, self.labels, count), torch.bincount(self.labels, minlength=count)
-        others = F.normalize(sums[self.labels] - self.units)
-        own = (self.units * others).sum(1)
-        own[sizes[self.labels] < 2] = torch.nan
-        scores = self.units @ F.normalize(sums).T
-        scores[torch.arange(len(self.labels)), self.labels] = -torch.inf
-        return own, scores
-
-    def health(self, most: int = 24) -> dict[str, Any]:
-        """Which classes need more photos, which are confused, and by which photos."""
-        own, scores = self.without_themselves()
-        rival = scores.max(1)
-        gap = rival.values - own
-        wrong = gap > 0
-        classes = []
-        for at, name in enumerate(self.names):
-            rows = (self.labels == at).nonzero().flatten()
-            judged = rows[~own[rows].isnan()]
-            share = float((~wrong[judged]).double().mean()) if len(judged) else None
-            few, poor = len(rows) < ENOUGH, share is not None and share < GOOD
-            classes.append({"class": name, "photos": len(rows), "recognised": share, "needs_more": few or poor})
-        order = [int(at) for at in gap.nan_to_num(-1).argsort(descending=True)[:most] if wrong[at]]
-        doubtful = [{**self.photo(at), "more_like": self.names[int(rival.indices[at])]} for at in order]
-        pairs: dict[tuple[str, str], list[int]] = {}
-        for at in wrong.nonzero().flatten().tolist():
-            pair = self.names[int(self.labels[at])], self.names[int(rival.indices[at])]
-            pairs.setdefault(pair, []).append(self.numbers[at])
-        confused = [{"class": one, "taken_for": other, "photos": found} for (one, other), found in pairs.items()]
-        confused.sort(key=lambda pair: -len(pair["photos"]))
-        return {"version": self.version, "classes": classes, "confused": confused[:most], "doubtful": doubtful}
-
     def map(self) -> dict[str, Any]:
         """Every photo and class as a point in [0, 1]², along the two directions in which classes differ most."""
-        means = class_sums(self.units, self.labels, len(self.names))
-        means = means / torch.bincount(self.labels, minlength=len(self.names))[:, None]
+        means = self.sums / self.counts.clamp(min=1)[:, None]
         centre = means.mean(0)
         axes = torch.linalg.svd((means - centre).double(), full_matrices=False).Vh[:2].float()
         points, places = (self.units - centre) @ axes.T, (means - centre) @ axes.T

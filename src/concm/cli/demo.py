@@ -1,0 +1,32 @@
+"""Stories on real photos."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cyclopts import App
+
+from concm.cli.stores import Access
+
+demo = App(name="demo", help="A story on real photos, from the first class to the page that shows it.")
+
+
+@demo.command(name="photos")
+def demo_photos(
+    *,
+    out: Path = Path("runs/demo"),
+    seed: int = 0,
+    access: Access = Access(),  # noqa: B008
+) -> None:
+    """Teach a classifier a shop's groceries: eight classes, six more in three sessions, an unknown, and an undo.
+
+    Parameters
+    ----------
+    out
+        Where the store and the page are written; a store from before is replaced.
+    seed
+        Seed of the choice of photos that are shown and taught.
+    """
+    from concm.demo.story import groceries
+
+    groceries(out, seed=seed, device=access.device)

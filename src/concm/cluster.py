@@ -1,0 +1,121 @@
+"""Ray as a place for work: the one module that knows of it, and imports it only when it is asked for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from typing import Any, Self
+
+from concm.errors import ConcmError, Misuse
+
+AHEAD = 1000
+"""Jobs that are handed to Ray at a time, unless fewer are asked for."""
+RETRIES = 3
+"""How often a job runs again whose worker was killed."""
+
+Work = Callable[..., Any]
+"""Called in a worker with what all jobs share and one job's arguments; what it returns comes back."""
+
+
+class Cluster:
+    """A connection to Ray, to be closed: `ray://HOST:PORT` is another machine's, `ray` one that is started for it.
+
+    Where the variable RAY_ADDRESS names a cluster, as Ray's users know it, `ray` joins that one instead.
+    What jobs share is put into Ray's object store once, and a worker takes it from there once, however many it does.
+    """
+
+    def __init__(self, address: str = "ray") -> None:
+        self._ray = ray = _imported()
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        self._begun = not ray.is_initialized()
+        try:
+            if not self._begun:
+                return
+            named = os.environ.get("RAY_ADDRESS") if address == "ray" else address
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what goes wrong is told below, in a sentence
+                if named:
+                    ray.init(named, **quiet)
+                else:
+                    ray.init("local", include_dashboard=False, **quiet)
+        except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
+            ray.shutdown()
+            raise ConcmError(f"cannot reach Ray at {address}: {error}".splitlines()[0]) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Let go of the cluster; one that was started here ends."""
+        if self._begun:
+            self._ray.shutdown()
+
+    def resource(self, name: str) -> float:
+        """How much the cluster has of a resource: `CPU`, `GPU`."""
+        return float(self._ray.cluster_resources().get(name, 0))
+
+    def ask(self, question: Callable[..., Any], *words: Any, gpus: float = 0) -> Any:
+        """What a function returns on one of the machines."""
+        return self._got(self._task(question, gpus).remote(*words))
+
+    def each(
+        self, work: Work, shared: Any, jobs: Sequence[tuple[Any, ...]], *, gpus: float = 0, at_once: int | None = None
+    ) -> Generator[tuple[int, Any], None, None]:
+        """The number and the result of each job as it is done; what is not done when the caller leaves is cancelled."""
+        ray, task = self._ray, self._task(_run, gpus)
+        held = [ray.put(shared)]  # in a list Ray hands over the reference, so that a worker takes the object only once
+        waiting, pending = deque(enumerate(jobs)), dict[Any, int]()
+        try:
+            while waiting or pending:
+                while waiting and len(pending) < (at_once or AHEAD):
+                    at, job = waiting.popleft()
+                    pending[task.remote(work, held, job)] = at
+                done, _ = ray.wait(list(pending))
+                for one in done:
+                    yield pending.pop(one), self._got(one)
+        finally:
+            for one in pending:
+                with suppress(Exception):  # the cluster may be what failed
+                    ray.cancel(one, force=True)
+
+    def _task(self, work: Callable[..., Any], gpus: float) -> Any:
+        # A process that had a GPU is used again too: what it shares is already there.
+        return self._ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES, max_calls=0)(work)
+
+    def _got(self, one: Any) -> Any:
+        """The result of a job; a sentence of ours stays one."""
+        failures = self._ray.exceptions
+        try:
+            return self._ray.get(one)
+        except failures.RayTaskError as error:
+            if isinstance(error.cause, ConcmError):
+                raise error.cause from None
+            raise
+        except failures.RayError as error:
+            said = str(error).strip().splitlines()[0]
+            raise ConcmError(f"a job was killed {RETRIES + 1} times, perhaps for want of memory ({said})") from error
+
+
+def _imported() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise Misuse("Ray is not installed here: pip install 'concm[ray]'") from error
+    return ray
+
+
+_here: dict[str, Any] = {}
+
+
+def _run(work: Work, held: list[Any], job: tuple[Any, ...]) -> Any:
+    """In a worker: one job, with what all jobs share."""
+    key = held[0].hex()
+    if key not in _here:
+        _here.clear()
+        _here[key] = _imported().get(held[0])
+    return work(_here[key], *job)

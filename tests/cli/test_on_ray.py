@@ -1,0 +1,172 @@
+"""Runs on a Ray cluster: what they find is what this machine finds, and nobody needs Ray who does not ask for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from concm.errors import ConcmError, Misuse
+from concm.evaluation.bench import BankSource, finish, tasks_of
+from concm.evaluation.results import Result, machine
+from concm.evaluation.workers import Here, OnRay, place
+from concm.features.bank import Bank
+from tests.support.cluster import Inline
+from tests.support.data import make_bank
+from tests.support.tiny import CONCM, CUT, call, complaints, environment, sentence, wait_until, write_tiny
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'concm[ray]'")
+OWN = """
+import os, signal
+from pathlib import Path
+from concm.methods.ncm import NCM
+
+class Mortal(NCM):
+    def fit_base(self, base):
+        if not Path({mark!r}).exists():
+            Path({mark!r}).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().fit_base(base)
+
+class Slow(NCM):
+    def learn(self, session):
+        Path({mark!r}).touch()
+        import time
+        time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def bank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bank") / "tiny.safetensors"
+    make_bank().save(path)
+    return path
+
+
+def figures(folder: Path) -> dict[str, Result]:
+    """Every result but the time it took, by file."""
+    found = {}
+    for file in folder.glob("folder-*.json"):
+        one = Result.load(file)
+        sessions = [replace(session, seconds=0.0) for session in one.sessions]
+        found[file.name] = replace(one, sessions=sessions, summary=replace(one.summary, seconds=0.0))
+    return found
+
+
+def concm(folder: Path, *words: object) -> subprocess.Popen[str]:
+    asked = [str(CONCM), *map(str, words)]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    return subprocess.Popen(asked, cwd=folder, env=environment(), text=True, start_new_session=True, **pipes)
+
+
+def test_nothing_of_ray_is_imported_unless_it_is_asked_for():
+    program = (
+        "import sys\n"
+        "import concm.cli.app, concm.cluster, concm.evaluation.bench, concm.features.extract\n"
+        "import concm.classifier.classifier\n"
+        "from concm.cli.app import main\n"
+        "main(['methods'])\n"
+        "assert 'ray' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_where_ray_is_not_installed_one_sentence_says_how_to_get_it(bank, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert call("bench", "--bank", bank, "--out", tmp_path, "--on", "ray") == 2
+    assert sentence(capsys.readouterr().err) == "Ray is not installed here: pip install 'concm[ray]'"
+
+
+def test_a_place_that_there_is_not_is_refused():
+    with pytest.raises(Misuse, match=r"`on` is here, ray or ray://HOST:PORT, not 'slurm'"), place("slurm", "cpu"):
+        pass
+
+
+def tasks(*methods: str):
+    return tasks_of(methods, draws=2, seeds=1, seed=0, splits=None, device="cpu")
+
+
+def test_results_belong_to_their_tasks_in_whatever_order_they_come(bank, tmp_path):
+    source = BankSource(file=bank)
+    here = finish(tasks("ncm", "ncm_bias"), source, source.bank(), tmp_path / "here", Here())
+    there = finish(tasks("ncm", "ncm_bias"), source, source.bank(), tmp_path / "there", OnRay(Inline()))
+    assert [one.heading for one in here] == [one.heading for one in there]
+    assert figures(tmp_path / "here") == figures(tmp_path / "there")
+
+
+def test_a_worker_of_another_kind_is_refused(bank, tmp_path):
+    class Older(Inline):
+        def ask(self, question, *words, gpus=0):
+            return {**machine("cpu"), "torch": "1.0"}
+
+    source = BankSource(file=bank)
+    with pytest.raises(ConcmError, match=r"a worker has torch .* and not 1.0: all need the same"):
+        finish(tasks("ncm"), source, source.bank(), tmp_path, OnRay(Older()))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_machine_that_has_not_the_user_s_file_gets_it_with_the_task(bank, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("from concm.methods.ncm import NCM\n\n\nclass Mine(NCM):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    [task, _] = tasks("mine.py:Mine")
+    before = task.choice().source
+    (tmp_path / "mine.py").unlink()
+    assert task.choice().source == before
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_cluster_finds_what_this_machine_finds_and_a_killed_worker_costs_one_task(bank, tmp_path):
+    mark = tmp_path / "mark"
+    (tmp_path / "mine.py").write_text(OWN.format(mark=str(mark)))
+    asked = ["bench", "--bank", bank, "--draws", 2, "--method", "mine.py:Mortal", "--device", "cpu"]
+    there = concm(tmp_path, *asked, "--out", "there", "--on", "ray")
+    assert (there.wait(300), complaints(there.communicate()[1])) == (0, [])
+    assert mark.exists()
+    here = concm(tmp_path, *asked, "--out", "here", "--jobs", 1)
+    assert (here.wait(300), complaints(here.communicate()[1])) == (0, [])
+    found = figures(tmp_path / "here")
+    assert len(found) >= 4
+    assert found == figures(tmp_path / "there")
+
+
+@needs_ray
+@pytest.mark.slow
+def test_features_of_a_cluster_are_those_of_this_machine(tmp_path):
+    data = write_tiny(tmp_path / "data")
+    run = ["train", "folder", "--data", data, *CUT, "--backbone", "resnet20", "--epochs", 1, "--batch", 16]
+    assert call(*run, "--out", tmp_path / "run") == 0
+    asked = ["features", "folder", "--data", data, *CUT, "--backbone", tmp_path / "run", "--batch", 4]
+    there = concm(tmp_path, *asked, "--out", "there.safetensors", "--on", "ray")
+    assert (there.wait(300), complaints(there.communicate()[1])) == (0, [])
+    assert call(*asked, "--out", tmp_path / "here.safetensors") == 0
+    one, other = (Bank.load(tmp_path / f"{name}.safetensors") for name in ("here", "there"))
+    assert torch.allclose(one.test.features, other.test.features, atol=1e-3)
+    assert (one.base.ids, one.novel.ids) == (other.base.ids, other.novel.ids)
+    assert not (tmp_path / "there.safetensors.shards").exists()
+
+
+@needs_ray
+@pytest.mark.slow
+def test_ctrl_c_ends_what_runs_on_a_cluster_and_keeps_what_is_finished(bank, tmp_path):
+    mark = tmp_path / "mark"
+    (tmp_path / "mine.py").write_text(OWN.format(mark=str(mark)))
+    asked = ["--method", "ncm", "--method", "mine.py:Slow", "--draws", 1, "--out", "out", "--on", "ray"]
+    process = concm(tmp_path, "bench", "--bank", bank, *asked, "--device", "cpu")
+    try:
+        wait_until(lambda: mark.exists() and any((tmp_path / "out").glob("folder-ncm-*.json")))
+        os.killpg(process.pid, signal.SIGINT)
+        code, said = process.wait(120), process.communicate()[1]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert code == 1
+    assert sentence(said) == "interrupted; finished runs are in out, the same command does the rest"
+    assert all(Result.load(file).summary for file in (tmp_path / "out").glob("folder-*.json"))

@@ -47,6 +47,7 @@ def run(
     seed: int = 0,
     jobs: int | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
+    on: str = "here",
 ) -> None:
     """Run experiments, and look inside single runs; what is finished is not repeated.
 
@@ -68,18 +69,19 @@ def run(
         Runs at a time; by default one per core, and one at a time on a GPU.
     device
         The GPU if there is one, unless you say otherwise.
+    on
+        Where runs go: `here`, or to a Ray cluster: `ray` or `ray://HOST:PORT`.
     """
     at_least(1, draws=draws, jobs=1 if jobs is None else jobs)
     at_least(0, seed=seed)
     at_most(10_000, draws=draws)
-    chosen_device = Machine(device=device).accelerator()
+    asked_for = Machine(device=device).accelerator() if on == "here" else device
     from concm.evaluation import paper, probe
-    from concm.evaluation.workers import cores
+    from concm.evaluation.workers import place
     from concm.progress import track
     from concm.report import tables as text
     from concm.report.paper import PROBES
 
-    at_once = jobs or (1 if chosen_device == "cuda" else cores())
     for experiment in paper.chosen(list(names)):
         source = experiment.source(banks)
         if source is None:
@@ -89,14 +91,18 @@ def run(
             text.say(f"left out: {missing}")
             continue
         text.say(f"{experiment.name}: {experiment.title}")
-        table = experiment.run(source, out, draws=draws, seed=seed, device=chosen_device, jobs=at_once)
+        with place(on, asked_for, jobs) as where:
+            table = experiment.run(source, out, where, draws=draws, seed=seed)
         table.save(results / f"{experiment.name}.json")
         text.say(f"wrote {results / experiment.name}.json")
         looks = results / PROBES.format(experiment.scenario)
         if experiment.name == experiment.scenario and not looks.exists():
             bank, labels = source.bank(), paper.looked_at()
             shown = track(labels, "looking inside single runs")
-            probe.save([probe.probe(bank, label, at=seed, device=chosen_device) for label in shown], looks)
+            probe.save(
+                [probe.probe(bank, label, at=seed, device=asked_for if on == "here" else "cpu") for label in shown],
+                looks,
+            )
             text.say(f"wrote {looks}")
 
 

@@ -15,6 +15,7 @@ from concm.evaluation import published
 from concm.evaluation.bench import BankSource, finish, tasks_of
 from concm.evaluation.controls import METHODS
 from concm.evaluation.statistics import Table
+from concm.evaluation.workers import Place
 from concm.features.storage import ships
 
 
@@ -65,12 +66,12 @@ class Experiment:
             return BankSource(self.scenario, file, self.way, self.shot)
         return BankSource(self.scenario, None, self.way, self.shot) if ships(self.scenario) else None
 
-    def run(self, source: BankSource, out: Path, *, draws: int, seed: int, device: str, jobs: int) -> Table:
+    def run(self, source: BankSource, out: Path, where: Place, *, draws: int, seed: int) -> Table:
         """The table of all runs; those that are finished in `out` are not repeated."""
         bank = source.bank()
-        tasks = tasks_of(self.methods, draws=draws, seeds=1, seed=seed, splits=None, device=device)
-        at_once = min(len(tasks), jobs)
-        return Table.of(bank, finish(tasks, source, bank, out, jobs=at_once), draws, at_once)
+        tasks = tasks_of(self.methods, draws=draws, seeds=1, seed=seed, splits=None, device=where.device)
+        results = finish(tasks, source, bank, out, where)
+        return Table.of(bank, results, draws, where.at_once and min(len(tasks), where.at_once))
 
 
 @cache

@@ -131,8 +131,7 @@ def features(
     scenario
         A bundled scenario (see `concm scenarios`), or `folder` for your own class folders.
     backbone
-        A run folder or file of `concm train`, a backbone that comes with weights (see `concm backbones`), `timm:NAME`,
-        `hf-hub:OWNER/NAME`, `local-dir:FOLDER`, an ONNX file, or code as `package.module:factory`.
+        A run folder or file of `concm train`, or any other backbone (see `concm backbones --help`).
     out
         The bank to write.
     validate

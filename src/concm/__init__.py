@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from concm.classifier.answers import Prediction
     from concm.classifier.classifier import Classifier
-    from concm.classifier.prediction import Prediction
     from concm.data.scenarios import Scenario
     from concm.engine.estimator import ConCM
     from concm.engine.settings import Settings
@@ -42,7 +42,7 @@ _HOMES = {
     "ConCM": "concm.engine.estimator",
     "ConcmError": "concm.errors",
     "Misuse": "concm.errors",
-    "Prediction": "concm.classifier.prediction",
+    "Prediction": "concm.classifier.answers",
     "Scenario": "concm.data.scenarios",
     "Settings": "concm.engine.settings",
     "bench": "concm.report.bench",

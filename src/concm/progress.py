@@ -92,9 +92,9 @@ def heard(listener: Callable[[float], None]) -> Iterator[None]:
         _listener.reset(before)
 
 
-def track(items: Iterable[T], title: str) -> Iterator[T]:
-    """The items, with a bar."""
-    total, listener = len(items) if isinstance(items, Sized) else None, _listener.get()
+def track(items: Iterable[T], title: str, total: int | None = None) -> Iterator[T]:
+    """The items, with a bar; `total` says how many there are where they do not."""
+    total, listener = len(items) if isinstance(items, Sized) else total, _listener.get()
     with bar() as progress:
         task = progress.add_task(title, total=total, note="")
         for done, item in enumerate(items, 1):

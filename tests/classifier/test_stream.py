@@ -118,6 +118,27 @@ def test_the_network_is_shown_whole_batches_and_no_more_than_was_asked_for(encod
     assert encoder.network.shown == [3, 3, 2]
 
 
+@pytest.mark.parametrize("broken", [set(), {0}, {3, 4, 5}, set(range(40))])
+def test_two_cores_keep_the_order_too(encoder, tmp_path, cache, monkeypatch, broken):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    paths = write(tmp_path / "data", *range(40))
+    for at in broken:
+        paths[at].write_bytes(b"broken")
+    torch.set_num_threads(2)
+    try:
+        results = list(encoded(encoder, paths, remember=True))
+        again = list(encoded(encoder, paths, remember=True))
+    finally:
+        torch.set_num_threads(1)
+    assert shown(encoder) == 40 - len(broken)
+    assert [isinstance(result, BrokenPicture) for result in results] == [at in broken for at in range(40)]
+    for at, (result, other) in enumerate(zip(results, again, strict=True)):
+        if at not in broken:
+            assert result.name == str(paths[at])
+            torch.testing.assert_close(result.features[None], direct(encoder, at))
+            torch.testing.assert_close(other.features, result.features)
+
+
 def test_no_pictures_are_no_results(encoder, cache):
     assert list(encoded(encoder, [])) == []
     assert list(encoded(encoder, [], remember=True)) == []

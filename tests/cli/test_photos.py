@@ -174,7 +174,7 @@ def test_what_a_store_knows_is_shown_as_json(zoo, capsys):
     found = shown(capsys, zoo)
     assert found.keys() == {"store", "version", "made_with", "classes", "history", "evaluations"}
     assert (found["store"], found["version"], found["evaluations"]) == (str(zoo), 2, [])
-    assert found["made_with"].keys() == {"backbone", "encoder", "seed", "concm", "file", "rehearsal"}
+    assert found["made_with"].keys() == {"backbone", "encoder", "seed", "concm", "file", "rehearsal", "licence"}
     assert found["made_with"]["backbone"] == BACKBONE
     assert [(line["version"], line["classes"], line["photos"]) for line in found["history"]] == [
         (1, 4, 96),

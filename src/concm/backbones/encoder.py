@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from concm import backbones
-from concm.backbones import readings
+from concm.backbones import cores, fast, modules, onnx, readings, timm
 from concm.backbones.efficientnet_lite import EfficientNetLite
+from concm.backbones.identity import Identity as Identity
 from concm.data import augment
 from concm.data.dataset import ImageSet
 from concm.data.transform import Transform
@@ -51,36 +53,6 @@ class Reading(nn.Module):
     def of(cls, network: nn.Module, turns: Sequence[int], maps: bool) -> nn.Module:
         """The network with these turns and maps, or the network itself if it needs neither."""
         return network if tuple(turns) == (0,) and not maps else cls(network, turns, maps)
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What features depend on, as files record it: the backbone's name and weights, and the transform of pictures.
-
-    Features that do not come from pictures have no transform. `blocks`, `turns` and `looks` are those of the encoder;
-    `layout` has the widths of several readings, and is empty for one.
-    """
-
-    name: str
-    weights: str
-    transform: Transform | None = None
-    blocks: int = 1
-    turns: int = 1
-    looks: int = 1
-    layout: tuple[int, ...] = ()
-
-    @property
-    def passes(self) -> int:
-        """How often the network sees each picture."""
-        return self.turns * self.looks
-
-    @classmethod
-    def read(cls, data: Any) -> Identity:
-        """From JSON; files of before have `mirror`, which is two looks."""
-        if isinstance(data, dict) and isinstance(data.get("mirror"), bool):
-            data = {"looks": 1 + data["mirror"], **data}
-            del data["mirror"]
-        return from_json(cls, data)
 
 
 @dataclass
@@ -120,7 +92,21 @@ class Encoder:
     @property
     def plain(self) -> bool:
         """Whether features are the plain output of a network that can be trained further."""
-        return self.passes == self.blocks == 1 and not isinstance(self.network, (Reading, EfficientNetLite))
+        return (
+            self.passes == self.blocks == 1
+            and not isinstance(self.network, (Reading, EfficientNetLite))
+            and "source" not in self.meta
+        )
+
+    @property
+    def source(self) -> str:
+        """What the user named, where that is not the name of the architecture."""
+        return str(self.meta.get("source", self.name))
+
+    @property
+    def kept(self) -> bool:
+        """Whether a store keeps its weights: those of a run folder and of timm, but not what comes in a package."""
+        return self.meta.get("recipe") is not None or self.name.startswith(timm.KEPT)
 
     @property
     def passes(self) -> int:
@@ -159,7 +145,8 @@ class Encoder:
     @property
     def device(self) -> torch.device:
         """The device it computes on."""
-        return next(self.network.parameters()).device
+        first = next(self.network.parameters(), next(self.network.buffers(), None))
+        return torch.device("cpu") if first is None or isinstance(self.network, onnx.OnnxNetwork) else first.device
 
     def encode(
         self,
@@ -185,7 +172,22 @@ class Encoder:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(n, h, w, 3) uint8 → (n, d) float32 on the CPU."""
-        return self._features(readings.looks_at(pixels, self.transform, self.looks)).cpu()
+        return self._shared(lambda part: self._features(readings.looks_at(part, self.transform, self.looks)), pixels)
+
+    def _shared(self, read: Callable[[Tensor], Tensor], pictures: Tensor) -> Tensor:
+        """Features of pictures on the CPU; on a CPU each core reads its share by itself.
+
+        Cores that compute one picture together wait for each other, for ever where they are shared with others.
+        """
+        workers = min(self.workers, len(pictures))
+        if workers < 2:
+            return read(pictures).cpu()
+        return torch.cat(list(cores.together(read, pictures.chunk(workers), workers)))
+
+    @property
+    def workers(self) -> int:
+        """How many threads may encode by themselves: the cores of a CPU as far as torch may use them, one for a GPU."""
+        return cores.budget() if self.device.type == "cpu" else 1
 
     def views(self, pixels: Tensor, ids: list[str], views: int, seed: int = 0, kind: Augment = "shift") -> Tensor:
         """Features (n, views, d) of views, which depend only on the picture, its id and the seed."""
@@ -193,14 +195,19 @@ class Encoder:
         out = []
         for at in range(views):
             images = view(pixels, random[:, at], self.transform.size, kind)
-            out.append(self._features([self.transform.normalise(images)]).cpu())
+            out.append(self._shared(lambda part: self._features([self.transform.normalise(part)]), images))
         return torch.stack(out, 1)
 
     @torch.inference_mode()
     def _features(self, looks: Iterable[Tensor]) -> Tensor:
         looks = (images.contiguous(memory_format=torch.channels_last) for images in looks)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            return readings.read(self.network, looks, blocks=self.blocks, turns=self.turns)
+            network = self._fast if self.device.type == "cpu" else self.network
+            return readings.read(network, looks, blocks=self.blocks, turns=self.turns)
+
+    @cached_property
+    def _fast(self) -> nn.Module:
+        return fast.fast(self.network)
 
     def save(self, path: Path) -> None:
         """Write the network with what is needed to use it again."""
@@ -217,27 +224,55 @@ def _uniform(name: str, views: int) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).random((views, augment.RANDOMS), dtype=np.float32))
 
 
-def load_encoder(reference: str, transform: Transform, *, blocks: int = 1, turns: int = 1, looks: int = 1) -> Encoder:
-    """A trained backbone by its file or run folder, or a registered one that comes with weights by name.
+def load_encoder(
+    reference: str | nn.Module, transform: Transform, *, blocks: int = 1, turns: int = 1, looks: int = 1
+) -> Encoder:
+    """The encoder that a user names: by a trained backbone's file or run folder, by name, or as a network.
 
-    A file cannot name code to run: weights of a user's own network are loaded as `package.module:factory@file`.
+    Names are those of registered backbones that come with weights, `timm:NAME`, `hf-hub:OWNER/NAME`,
+    `local-dir:FOLDER`, an ONNX file, or `package.module:factory`. A file cannot name code to run: weights of a user's
+    own network are loaded as `package.module:factory@file`.
     """
-    readings.check(blocks, turns, looks)
+    how = (blocks, turns, looks)
+    readings.check(*how)
+    encoder = _loaded(reference, transform, how)
+    if isinstance(encoder.network, EfficientNetLite):
+        encoder.network.fold()
+    return encoder
+
+
+def _loaded(reference: str | nn.Module, transform: Transform, how: tuple[int, int, int]) -> Encoder:
+    if isinstance(reference, nn.Module):
+        return _tried(modules.given(reference), transform, how)
+    if re.match(backbones.SOURCES, reference):
+        return _tried(timm.found(reference), transform, how)
     factory, at, file = reference.partition("@")
     if at and ":" in factory:
-        backbones.find_backbone(factory)
+        backbones.find_backbone(factory, transform)
         reference = file
     path = Path(reference)
     path = path / "backbone.safetensors" if path.is_dir() else path
+    if path.suffix == ".onnx":
+        return _tried(onnx.found(path), transform, how)
     if path.suffix == ".safetensors":
         with loading(path, "backbone file", "train it again"):
-            encoder = _trained(path, (blocks, turns, looks))
-    elif "/" in reference and ":" not in reference:
+            return _trained(path, how)
+    if "/" in reference and ":" not in reference:
         raise Misuse(f"no run folder or backbone file at {reference}")
-    else:
-        encoder = _ready(reference, transform, (blocks, turns, looks))
-    if isinstance(encoder.network, EfficientNetLite):
-        encoder.network.fold()
+    return _ready(reference, transform, how)
+
+
+def _tried(found: modules.Found, transform: Transform, how: tuple[int, int, int]) -> Encoder:
+    """The encoder of a network that nobody has tried here yet, tried on an empty picture."""
+    meta = {"dimension": 0, "recipe": None, "source": found.source, "licence": found.licence}
+    encoder = Encoder(found.name, found.network, found.transform or transform, meta, *how)
+    try:
+        meta["dimension"] = sum(encoder.layout)
+    except ConcmError:
+        raise
+    except Exception as error:  # somebody else's code may raise anything
+        size = encoder.transform.size
+        raise Misuse(f"{found.source} cannot take pictures of {size} pixels: {in_a_line(error)}") from error
     return encoder
 
 
@@ -245,18 +280,22 @@ def _trained(path: Path, how: tuple[int, int, int]) -> Encoder:
     state, meta = load_tensors(path, KIND)
     if not meta.keys() >= {"name", "transform"}:
         raise ConcmError(f"{path} lacks its backbone's name or transform; train it again")
-    network = backbones.registered(meta["name"]).build()
+    name, transform = meta["name"], from_json(Transform, meta["transform"])
     learned = {name.removeprefix(LEARNED): state.pop(name) for name in list(state) if name.startswith(LEARNED)}
     try:
-        network.load_state_dict(state)
+        if name.startswith(timm.KEPT):
+            network = timm.kept(name, transform, state)
+        else:
+            network = backbones.registered(name).build()
+            network.load_state_dict(state)
     except RuntimeError as error:
-        raise ConcmError(f"{path} does not hold the weights of {meta['name']}: {in_a_line(error)}") from error
+        raise ConcmError(f"{path} does not hold the weights of {name}: {in_a_line(error)}") from error
     network = Reading.of(network, **meta.get("reading", {"turns": (0,), "maps": False}))
-    return Encoder(meta["name"], network, from_json(Transform, meta["transform"]), meta, *how, learned)
+    return Encoder(name, network, transform, meta, *how, learned)
 
 
 def _ready(name: str, transform: Transform, how: tuple[int, int, int]) -> Encoder:
-    backbone = backbones.find_backbone(name)
+    backbone = backbones.find_backbone(name, transform)
     if not backbone.ready:
         raise Misuse(f"{name} comes without weights: `concm train` it, then give its file or run folder")
     meta = {"dimension": backbone.dimension, "recipe": None}

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from concm.backbones.modules import vectors
 from concm.backbones.registry import staged
 from concm.data import augment
 from concm.data.transform import Transform
@@ -91,7 +92,7 @@ def _turned(images: Tensor, quarter: int) -> Tensor:
 def pooled(network: nn.Module, images: Tensor, blocks: int) -> list[Tensor]:
     """Means (n, d) of the last blocks, the last one first."""
     if blocks == 1:
-        return [network(images).float()]
+        return [vectors(network(images), images.shape[0]).float()]
     stages = staged(network).stages(images)
     if blocks > len(stages):
         raise Misuse(f"`blocks` is {blocks}, and {type(network).__name__} shows {len(stages)}")

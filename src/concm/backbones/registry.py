@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
 from concm.data.transform import Transform
-from concm.errors import Misuse, did_you_mean
+from concm.errors import Misuse, did_you_mean, in_a_line
+from concm.importing import FAILURES, imported
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 class Backbone:
     """How to make a network: `factory` is an import path, so that listing the backbones imports nothing.
 
-    Without its own `transform` it uses the scenario's; `ready` says that it comes with weights.
+    Without its own `transform` it uses the scenario's; `ready` says that it comes with weights, and `code` that the
+    factory is a user's own, in a file or the current folder perhaps.
     """
 
     name: str
@@ -26,11 +29,13 @@ class Backbone:
     summary: str
     transform: Transform | None = None
     ready: bool = False
+    code: bool = False
 
     def build(self) -> nn.Module:
         """A new network, with its packaged weights if it has any."""
-        module, _, attribute = self.factory.partition(":")
-        network: nn.Module = getattr(importlib.import_module(module), attribute)()
+        module, _, attribute = self.factory.rpartition(":")
+        make = imported(module, attribute) if self.code else getattr(importlib.import_module(module), attribute)
+        network: nn.Module = make()
         return network
 
 
@@ -97,6 +102,10 @@ _REGISTRY = {
 
 
 _named_by_the_user: dict[str, Backbone] = {}
+MODULE = "module "
+"""What the name of a network that was given as an object begins with."""
+SOURCES = "(timm|hf-hub|local-dir):"
+"""How references to networks of timm begin."""
 
 
 def backbones() -> list[Backbone]:
@@ -110,6 +119,14 @@ def registered(name: str) -> Backbone:
         return _REGISTRY[name]
     if name in _named_by_the_user:
         return _named_by_the_user[name]
+    if name.startswith(MODULE):
+        raise Misuse(f"the backbone is a network of yours, {name.removeprefix(MODULE)}: give the same one, in Python")
+    if name.endswith(".onnx"):
+        raise Misuse(
+            f"the backbone is the network of {name}, which no file may run: name that file yourself as the backbone"
+        )
+    if re.match(SOURCES, name):
+        raise Misuse(f"the backbone is {name!r}, whose weights are not with it: name it yourself as the backbone")
     if ":" in name:
         raise Misuse(
             f"the backbone is {name!r}, code that a file may not run: if you trust it, name it yourself as the backbone"
@@ -117,38 +134,51 @@ def registered(name: str) -> Backbone:
     raise Misuse(f"no backbone called {name!r}; {did_you_mean(name, _REGISTRY)}")
 
 
-def find_backbone(name: str) -> Backbone:
+def is_code(reference: str) -> bool:
+    """Whether this names code of the user's, `package.module:factory` or `file.py:factory`, perhaps with weights."""
+    return ":" in reference and not re.match(SOURCES, reference)
+
+
+def find_backbone(name: str, transform: Transform | None = None) -> Backbone:
     """A backbone that the user names: a registered one, or `package.module:factory`, which is imported and called.
 
-    The factory returns a module of (n, 3, h, w) → (n, d); from then on files may name it too, in this process.
+    The factory returns a module of (n, 3, h, w) → (n, d), of pictures as its own transform or this one says; from then
+    on files may name it too, in this process.
     """
+    if re.match(SOURCES, name):
+        raise Misuse(f"{name} comes with weights and stays as it is: train a registered backbone or a factory of yours")
     if name in _REGISTRY or ":" not in name:
         return registered(name)
-    _named_by_the_user[name] = found = _imported(name)
+    _named_by_the_user[name] = found = _imported(name, transform)
     return found
 
 
-def _imported(name: str) -> Backbone:
-    own = Backbone(name, name, 0, "from an import path")
+def _imported(name: str, transform: Transform | None) -> Backbone:
+    own = Backbone(name, name, 0, "from an import path", ready=True, code=True)
     try:
         network = own.build()
         network.eval()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise Misuse(f"cannot import the backbone {name!r}: {error}") from error
-    return Backbone(
-        name, name, _dimension(network, name), "from an import path", getattr(network, "transform", None), True
-    )
+    except FAILURES as error:
+        raise Misuse(f"cannot import the backbone {name!r}: {in_a_line(error)}") from error
+    from concm.backbones.modules import own_transform
+
+    found = own_transform(network)
+    return replace(own, dimension=_dimension(network, name, found or transform), transform=found)
 
 
-def _dimension(network: nn.Module, name: str) -> int:
-    """The dimension as the network states it, or as found by trying it on an empty picture."""
+def _dimension(network: nn.Module, name: str, transform: Transform | None) -> int:
+    """The dimension as the network states it, or as found by trying it on empty pictures."""
     declared = getattr(network, "dimension", None)
     if isinstance(declared, int):
         return declared
     import torch
 
+    from concm.backbones.modules import vectors
+
+    size = 224 if transform is None else transform.size
     with torch.no_grad():
-        shape = network.eval()(torch.zeros(2, 3, 64, 64)).shape
-    if len(shape) != 2 or shape[0] != 2:
-        raise Misuse(f"the backbone {name!r} gives {tuple(shape)} for 2 pictures; it should give (2, dimension)")
-    return int(shape[1])
+        try:
+            found = network(torch.zeros(2, 3, size, size))
+        except Exception as error:  # a user's code may raise anything
+            raise Misuse(f"the backbone {name!r} cannot take pictures of {size} pixels: {in_a_line(error)}") from error
+    return int(vectors(found, 2).shape[1])

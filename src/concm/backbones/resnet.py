@@ -183,7 +183,7 @@ def load_torchvision(network: ResNet, weights: str) -> None:
     if weights == "torchvision":
         try:
             from torchvision.models import ResNet18_Weights
-        except ImportError as error:
+        except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that was built with another torch
             raise ConcmError("`weights=torchvision` needs torchvision; give the state dict's file instead") from error
         state = dict(ResNet18_Weights.DEFAULT.get_state_dict())
     else:

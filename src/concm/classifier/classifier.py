@@ -13,18 +13,20 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from concm import __version__, backbones
 from concm.backbones import encoder as encoders
+from concm.backbones.cores import one_thread
 from concm.backbones.encoder import Encoder, Identity
 from concm.classifier.album import Album
 from concm.classifier.change import Change
@@ -43,7 +45,7 @@ from concm.classifier.prediction import Known, Prediction, Predictions, check_ra
 from concm.classifier.rehearsal import Plan, rehearse
 from concm.classifier.rows import ClassRow, PhotoRow, VersionRow, state_file
 from concm.classifier.store import Store
-from concm.classifier.stream import encoded
+from concm.classifier.stream import Encoded, encoded, in_piles
 from concm.data.images import Broken, BrokenPicture
 from concm.data.scenarios import natural
 from concm.engine.concm import Engine
@@ -52,12 +54,15 @@ from concm.engine.settings import Settings
 from concm.errors import ConcmError, Misuse, loading
 from concm.features.sessions import Session
 from concm.files import content_digest
+from concm.progress import track
 from concm.records import from_json, to_json
 
 BACKBONE = "efficientnet_lite0"
 LITE_BLOCKS = 2
 """How many of the last blocks of an EfficientNet-Lite photos are read from, unless something else is asked for."""
 UNKNOWN_RATE = 0.05
+FEW = 5000
+"""Photos up to which a store is fitted on one thread: where cores are shared, more wait longer than they compute."""
 Given = str | os.PathLike[str] | Mapping[str, Any]
 """A folder or a zip file of class folders, a CSV file of paths and labels, or pictures by class name."""
 
@@ -71,7 +76,9 @@ class Classifier:
         The folder that holds all that the classifier knows.
     backbone
         The frozen network that sees the photos: one that comes with weights (see `concm backbones`), a run folder of
-        `concm train`, or `package.module:factory`. A store knows its own; only code of yours must be named each time.
+        `concm train`, `timm:NAME`, `hf-hub:OWNER/NAME` or `local-dir:FOLDER`, an ONNX file, a module, or code as
+        `package.module:factory` or `file.py:factory`. A store knows its own, or keeps it; only an ONNX file, a module
+        and code must be given each time.
     device
         Where it computes; a GPU if there is one, unless you say otherwise.
     seed
@@ -102,7 +109,7 @@ class Classifier:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        backbone: str | None = None,
+        backbone: str | nn.Module | None = None,
         *,
         device: Literal["auto", "cpu", "cuda"] = "auto",
         seed: int = 0,
@@ -212,6 +219,14 @@ class Classifier:
         lesson = only_new(lesson, duplicates)
         if lost := groups.keys() - lesson.photos.keys():
             raise ConcmError(f"class {min(lost)!r} has no photo left that can be used")
+        with one_thread() if len(lesson.names) <= FEW else nullcontext():
+            engine = self._fitted(lesson, lean, settings)
+        self.remarks = beside(photos) + lesson.remarks + engine.remarks + self._licence()
+        if not len(self.known().confidence.quantiles):
+            self.remarks.append("so few photos do not tell what is usual: nothing will be called unknown")
+        return self
+
+    def _fitted(self, lesson: Lesson, lean: Lean, settings: Settings | None) -> Engine:
         base = lesson.base_session()
         unseen = self._encoder.meta.get("recipe") is None
         plan = (
@@ -222,7 +237,7 @@ class Classifier:
         engine = Engine(plan.settings, seed=self.seed, device=self.device)
         engine.fit_base(base)
         store = Store.create(self.path, self._meta(), self._waiting, self._wait)
-        if not unseen:
+        if self._encoder.kept:
             self._encoder.save(self.path / "backbone.safetensors")
         with store.writing(self._waiting, self._wait) as change:
             change.describe({**self._meta(), "rehearsal": plan.tried})
@@ -230,10 +245,7 @@ class Classifier:
             self._commit(change, "fit", str(lesson), engine, first=True)
         store.close()
         self._store = Store.open(self.path)
-        self.remarks = beside(photos) + lesson.remarks + engine.remarks
-        if not len(self.known().confidence.quantiles):
-            self.remarks.append("so few photos do not tell what is usual: nothing will be called unknown")
-        return self
+        return engine
 
     def learn(
         self,
@@ -396,14 +408,25 @@ class Classifier:
         if top < 1:
             raise Misuse(f"at least one guess must be asked for, not {top}")
         self.known()
-        items = encoded(self._encoder, pictures, thumbnails=False, title="predicting")
-        while pile := list(islice(items, self.known().pile)):
-            read = [item for item in pile if not isinstance(item, BrokenPicture)]
-            features = torch.stack([item.features for item in read]) if read else torch.empty(0, 0)
-            known, names = self.known(), [item.name for item in read]
-            answers = iter(known.predictions(names, features, unknown_rate, top) if read else ())
-            for item in pile:
-                yield item if isinstance(item, BrokenPicture) else next(answers)
+        piles = in_piles(self._encoder, pictures, thumbnails=False)
+        found = chain.from_iterable(self._answers(pile, unknown_rate, top) for pile in piles)
+        yield from track(found, "predicting", len(pictures))
+
+    def _answers(
+        self, pile: list[Encoded | BrokenPicture], unknown_rate: float, top: int
+    ) -> Iterator[Prediction | BrokenPicture]:
+        """Answers to photos that were encoded together: all at once, and again if a new version comes in between."""
+        seen = [item for item in pile if isinstance(item, Encoded)]
+        known, answers = None, dict[int, Prediction]()
+        for item in pile:
+            if isinstance(item, BrokenPicture):
+                yield item
+                continue
+            if (now := self.known()) is not known:
+                known, features = now, torch.stack([own.features for own in seen])
+                found = now.predictions([own.name for own in seen], features, unknown_rate, top)
+                answers = {id(own): answer for own, answer in zip(seen, found, strict=True)}
+            yield answers[id(item)]
 
     def features(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Features (n, d) of pictures by the store's backbone, for `concm.ConCM` or whatever else works on features."""
@@ -494,30 +517,38 @@ class Classifier:
     @cached_property
     def _encoder(self) -> Encoder:
         """The frozen backbone, checked to be the one that the store's features come from."""
-        reference = self._backbone or BACKBONE
         made = None if self._store is None else Made.of(self._store)
-        if made is not None:
-            own = self.path / "backbone.safetensors"
-            named = self._backbone is not None and ":" in self._backbone
-            if own.exists() and (named or self._backbone is None):
-                made.check(own)
-                reference = f"{self._backbone}@{own}" if named else str(own)
-            elif self._backbone is None:
-                reference = backbones.registered(made.backbone).name
+        reference = self._reference(made)
         with torch.random.fork_rng(devices=[]):
             readings = self._readings(reference, None if made is None else made.encoder)
             encoder = encoders.load_encoder(reference, natural(224), **readings).to(torch.device(self.device))
         if made is not None and encoder.identity != made.encoder:
             raise Misuse(
-                f"the store at {self.path} was made with {made.encoder.name} of weights {made.encoder.weights}; "
-                f"{reference} has weights {encoder.weights}, or another transform of pictures"
+                f"the store at {self.path} was made with {made.backbone} of weights {made.encoder.weights}; "
+                f"{encoder.source} has weights {encoder.weights}, or another transform of pictures"
             )
         return encoder
 
-    def _readings(self, reference: str, made: Identity | None) -> dict[str, int]:
+    def _reference(self, made: Made | None) -> str | nn.Module:
+        """What the encoder is loaded from: what was given, or what the store keeps or names."""
+        given, own = self._backbone, self.path / "backbone.safetensors"
+        if made is None:
+            return BACKBONE if given is None else given
+        code = isinstance(given, str) and backbones.is_code(given)
+        if own.exists() and (code or given in (None, made.backbone)):
+            made.check(own)
+            return f"{given}@{own}" if code else str(own)
+        if given is not None:
+            return given
+        try:
+            return backbones.registered(made.backbone).name
+        except Misuse as error:
+            raise Misuse(f"the store at {self.path} cannot see photos: {error}") from error
+
+    def _readings(self, reference: str | nn.Module, made: Identity | None) -> dict[str, int]:
         """How photos are read: as the store says, or as was asked for."""
         if made is None:
-            default = LITE_BLOCKS if reference.startswith("efficientnet_lite") else 1
+            default = LITE_BLOCKS if str(reference).startswith("efficientnet_lite") else 1
             return {
                 "blocks": default if self._blocks is None else self._blocks,
                 "looks": 1 if self._looks is None else self._looks,
@@ -528,10 +559,17 @@ class Classifier:
                 raise Misuse(f"the store at {self.path} was made with `{name}` {own[name]}, not {asked}")
         return {**own, "turns": made.turns}
 
+    def _licence(self) -> list[str]:
+        licence = self._encoder.meta.get("licence")
+        return [] if licence is None else [f"the weights of {self._encoder.source} have the licence: {licence}"]
+
     def _meta(self) -> dict[str, Any]:
         own = self.path / "backbone.safetensors"
         file = content_digest(own.read_bytes()) if own.is_file() else None
-        return to_json(Made(self._encoder.name, self._encoder.identity, self.seed, __version__, file))
+        licence = self._encoder.meta.get("licence")
+        return to_json(
+            Made(self._encoder.source, self._encoder.identity, self.seed, __version__, file, licence=licence)
+        )
 
     def _all_photos(self, name: str, lesson: Lesson) -> Tensor:
         """Features (n, d) of a known class's photos, old and new."""

@@ -19,14 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from concm.backbones.encoder import Encoder
+from concm.backbones.onnx import OnnxNetwork
 from concm.backbones.readings import looks_at, read
 from concm.classifier.confidence import Confidence, familiarity
+from concm.classifier.structure import KIND as KIND
 from concm.engine.concm import Engine
 from concm.engine.head import Head
 from concm.errors import Misuse
 from concm.files import replacing, save_tensors
 
-KIND = "concm-structure-2"
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
 HEAD = tuple(item.name for item in fields(Head) if item.name not in ("metric", "weights"))
 OUTPUTS = ("probabilities", "familiarity")
@@ -44,9 +45,18 @@ def tensors(engine: Engine, confidence: Confidence) -> dict[str, Tensor]:
 
 
 def about(engine: Engine, confidence: Confidence, version: int) -> dict[str, Any]:
-    """The meaning of the outputs: labels in order, and for each rate the familiarity below which photos are unknown."""
+    """The meaning of the outputs: labels in order, and the familiarity below which photos are unknown.
+
+    It stands there for common rates, and as the quantiles of what is usual, from which any other follows.
+    """
     thresholds = {f"{rate:g}": max(confidence.threshold(rate), -1e30) for rate in RATES}
-    return {"labels": engine.names, "base": engine.memory.base, "version": version, "unknown_below": thresholds}
+    return {
+        "labels": engine.names,
+        "base": engine.memory.base,
+        "version": version,
+        "unknown_below": thresholds,
+        "quantiles": confidence.quantiles.tolist(),
+    }
 
 
 def write_structure(path: Path, engine: Engine, confidence: Confidence, version: int) -> None:
@@ -61,6 +71,10 @@ def write_onnx(path: Path, encoder: Encoder, engine: Engine, confidence: Confide
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise Misuse('writing ONNX needs more packages: pip install "concm[onnx]"') from error
+    if isinstance(encoder.network, OnnxNetwork):
+        raise Misuse(
+            f"{encoder.source} is an ONNX network already, of which no other can be made; export the structure"
+        )
     inputs = tensors(engine, confidence)
     side = encoder.transform.resize
     pixels = torch.zeros(2, side, side, 3, dtype=torch.uint8)
@@ -74,7 +88,7 @@ def write_onnx(path: Path, encoder: Encoder, engine: Engine, confidence: Confide
     device = encoder.device
     network = _Whole(encoder, engine.head).cpu()
     try:
-        with _quiet():
+        with quiet():
             program = torch.onnx.export(
                 network,
                 (pixels, *inputs.values()),
@@ -87,7 +101,7 @@ def write_onnx(path: Path, encoder: Encoder, engine: Engine, confidence: Confide
     finally:
         encoder.to(device)
     assert program is not None
-    meta = {**about(engine, confidence, version), "transform": asdict(encoder.transform), "backbone": encoder.name}
+    meta = {**about(engine, confidence, version), "transform": asdict(encoder.transform), "backbone": encoder.source}
     program.model.metadata_props.update({name: json.dumps(value) for name, value in meta.items()})
     with replacing(path) as draft:
         program.save(draft)
@@ -116,7 +130,7 @@ class _Whole(nn.Module):
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence the exporter's warnings about packages that it does not need and about names of axes."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

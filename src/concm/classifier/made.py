@@ -15,10 +15,10 @@ from concm.records import from_json, to_json
 
 @dataclass(frozen=True)
 class Made:
-    """The backbone's name, the encoder's identity, the seed, concm's version, and a digest of the backbone's file.
+    """The backbone as the user named it, the encoder's identity, the seed, concm's version, and a digest of a file.
 
-    There is such a file in the store if the backbone was trained with concm. `rehearsal` has how well each trust in
-    names did.
+    That file is the backbone's, in the store if it was trained with concm or came from timm. `rehearsal` has how well
+    each trust in names did, and `licence` is that of the weights where it is known.
     """
 
     backbone: str
@@ -27,6 +27,7 @@ class Made:
     concm: str
     file: str | None = None
     rehearsal: dict[str, float] = field(default_factory=dict)
+    licence: str | None = None
 
     @classmethod
     def of(cls, store: Store) -> Made:

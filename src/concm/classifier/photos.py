@@ -49,7 +49,7 @@ class Photo:
     def thumbnail(self) -> bytes:
         """A small JPEG."""
         file = io.BytesIO()
-        Image.fromarray(self.pixels).resize((THUMBNAIL, THUMBNAIL)).save(file, "JPEG", quality=85)
+        Image.fromarray(self.pixels).resize((THUMBNAIL, THUMBNAIL), reducing_gap=1.0).save(file, "JPEG", quality=85)
         return file.getvalue()
 
 

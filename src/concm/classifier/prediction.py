@@ -1,86 +1,28 @@
-"""What a classifier says of a photo, and what it knows at one version to say so."""
+"""What is known at one version of a classifier, and what it says of a photo."""
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from concm.classifier.archive import Zipped, is_zip
+from concm.backbones.cores import one_thread
+from concm.classifier.answers import Prediction as Prediction
+from concm.classifier.answers import Predictions as Predictions
+from concm.classifier.answers import check_rate as check_rate
+from concm.classifier.answers import listed as listed
+from concm.classifier.answers import many as many
+from concm.classifier.answers import whole as whole
 from concm.classifier.confidence import Confidence
-from concm.classifier.photos import UNKNOWN, Picture, find_photos
-from concm.classifier.stream import BATCH
-from concm.data.images import BrokenPicture
+from concm.classifier.photos import UNKNOWN
 from concm.engine.concm import Engine
 from concm.engine.head import Head
-from concm.errors import ConcmError, Misuse
+from concm.errors import ConcmError
 from concm.files import all_finite
-
-FEW = 4096
-"""Classes up to which photos are scored one by one."""
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a photo shows, according to one version of a classifier.
-
-    Attributes
-    ----------
-    label
-        The class, or "unknown" if the photo is like none that is known.
-    score
-        The probability of the best guess.
-    top
-        The best guesses with their probabilities.
-    unknown
-        Whether the photo was called unknown.
-    novel
-        Whether the best guess is a class that was learned after the base classes.
-    version
-        The version of the classifier that said so.
-    photo
-        What the photo is called: its path, or its place among those given.
-    familiarity
-        The share of photos of known classes that look stranger than this one; a photo that is called unknown has less
-        than the unknown rate that was asked for.
-
-    Examples
-    --------
-    >>> import concm
-    >>> concm.Prediction("okapi", 0.9, [("okapi", 0.9), ("zebra", 0.1)], False, True, 2, "x.jpg").label
-    'okapi'
-    """
-
-    label: str
-    score: float
-    top: list[tuple[str, float]]
-    unknown: bool
-    novel: bool
-    version: int
-    photo: str
-    familiarity: float = 1.0
-
-
-class Predictions(list[Prediction]):
-    """The answers of one call, and the pictures that could not be read."""
-
-    failures: list[BrokenPicture]
-
-    @classmethod
-    def of(cls, found: Iterable[Prediction | BrokenPicture]) -> Predictions:
-        """Answers and failures apart."""
-        every = list(found)
-        answers = cls(item for item in every if isinstance(item, Prediction))
-        answers.failures = [item for item in every if isinstance(item, BrokenPicture)]
-        return answers
 
 
 @dataclass(frozen=True)
@@ -132,38 +74,35 @@ class Known:
             raise ConcmError(f"this store knows features of {self.dimension} dimensions, not of {features.shape[1]}")
         return self.head(features.to(self.engine.device)).cpu()
 
-    @property
-    def pile(self) -> int:
-        """How many photos are best scored together: with many classes, their prototypes are then read only once."""
-        return 1 if len(self.engine.names) <= FEW else BATCH
-
-    def predictions(self, photos: Sequence[str], features: Tensor, unknown_rate: float, top: int) -> list[Prediction]:
-        """What each photo with these features (n, d) shows."""
-        scores = self.scores(features)
-        probabilities = self.confidence.probabilities(scores)
-        familiar = self.confidence.familiarity(scores).tolist()
-        best = probabilities.topk(min(top, probabilities.shape[1]))
-        names, base, threshold = self.engine.names, self.engine.memory.base, self._threshold(unknown_rate)
-        found = []
-        for photo, own, at, values in zip(photos, familiar, best.indices.tolist(), best.values.tolist(), strict=True):
-            guesses = [(names[label], value) for label, value in zip(at, values, strict=True)]
-            found.append(
-                Prediction(
-                    label=UNKNOWN if own < threshold else guesses[0][0],
-                    score=guesses[0][1],
-                    top=guesses,
-                    unknown=own < threshold,
-                    novel=at[0] >= base,
-                    version=self.version,
-                    photo=photo,
-                    familiarity=bisect_right(self._usual, own) / len(self._usual),
-                )
-            )
-        return found
-
-    def prediction(self, photo: str, features: Tensor, unknown_rate: float, top: int) -> Prediction:
+    def prediction(self, name: str, features: Tensor, unknown_rate: float, top: int) -> Prediction:
         """What a photo with these features (d,) shows."""
-        return self.predictions([photo], features[None], unknown_rate, top)[0]
+        return self.predictions([name], features[None], unknown_rate, top)[0]
+
+    def predictions(self, names: Sequence[str], features: Tensor, unknown_rate: float, top: int) -> list[Prediction]:
+        """What photos with these features (n, d) show."""
+        with one_thread():
+            scores = self.scores(features)
+            probabilities, familiar = self.confidence.probabilities(scores), self.confidence.familiarity(scores)
+            best = probabilities.topk(min(top, probabilities.shape[1]))
+        below = self._threshold(unknown_rate)
+        rows = zip(names, best.indices.tolist(), best.values.tolist(), familiar.tolist(), strict=True)
+        return [self._prediction(*row, below) for row in rows]
+
+    def _prediction(
+        self, name: str, best: list[int], scores: list[float], familiarity: float, below: float
+    ) -> Prediction:
+        strange = familiarity < below
+        guesses = [(self.engine.names[at], score) for at, score in zip(best, scores, strict=True)]
+        return Prediction(
+            label=UNKNOWN if strange else guesses[0][0],
+            score=guesses[0][1],
+            top=guesses,
+            unknown=strange,
+            novel=best[0] >= self.engine.memory.base,
+            version=self.version,
+            photo=name,
+            familiarity=bisect_right(self._usual, familiarity) / len(self._usual),
+        )
 
     def _threshold(self, rate: float) -> float:
         """The familiarity below which photos are unknown, found once for each rate."""
@@ -180,34 +119,3 @@ class Known:
 def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names begin so, without that beginning."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def check_rate(rate: float) -> None:
-    """Refuse a rate of unknown photos that is no share."""
-    if not 0 <= rate < 1:
-        raise Misuse(f"the unknown rate is a share of photos, at least 0 and below 1, not {rate}")
-
-
-def listed(pictures: Picture | Sequence[Picture] | Tensor) -> list[Picture]:
-    """Pictures as a list, whatever one or several were given as."""
-    if isinstance(pictures, Tensor):
-        pictures = pictures.numpy()
-    if isinstance(pictures, str | os.PathLike):
-        return list(find_photos([pictures]))
-    if isinstance(pictures, np.ndarray) and pictures.ndim == 4:
-        return list(pictures)
-    if isinstance(pictures, bytes | Image.Image | np.ndarray | Zipped):
-        return [pictures]
-    return list(pictures)
-
-
-def many(pictures: Any) -> bool:
-    """Whether this is a folder, a zip or a glob, of which nobody knows beforehand what is in it."""
-    return isinstance(pictures, str | os.PathLike) and (is_zip(pictures) or not os.path.isfile(pictures))
-
-
-def whole(item: Any) -> Any:
-    """The item, unless it is a picture that could not be read."""
-    if isinstance(item, BrokenPicture):
-        raise item
-    return item

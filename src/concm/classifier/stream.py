@@ -1,4 +1,4 @@
-"""Photos to features in a stream: decoded ahead on all cores, encoded in batches, and cached."""
+"""Photos to features in a stream: decoded and encoded in batches on all cores, and cached."""
 
 from __future__ import annotations
 
@@ -7,22 +7,28 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from concm.backbones.cores import together
 from concm.backbones.encoder import Encoder
 from concm.classifier.photos import Photo, Picture, called
 from concm.data.images import PIXELS_VERSION, BrokenPicture, cache_folder, in_threads, refuse_odd_file
+from concm.progress import track
 from concm.records import to_json
 
 BATCH = 32
+PILE = 8
+"""How many photos a core takes at a time where there are several."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,14 @@ def encoded(
     title: str = "photos",
 ) -> Iterator[Encoded | BrokenPicture]:
     """The features of each picture in order, or its error; with `remember`, files are not encoded a second time."""
+    piles = in_piles(encoder, pictures, remember=remember, thumbnails=thumbnails)
+    yield from track(chain.from_iterable(piles), title, len(pictures))
+
+
+def in_piles(
+    encoder: Encoder, pictures: Sequence[Picture], *, remember: bool = False, thumbnails: bool = True
+) -> Iterator[list[Encoded | BrokenPicture]]:
+    """The same, as many at a time as were encoded together."""
     cache = FeatureCache(encoder) if remember else None
 
     def read(item: tuple[int, Picture]) -> _Waiting | Encoded | BrokenPicture:
@@ -68,17 +82,27 @@ def encoded(
         except BrokenPicture as error:
             return error
 
-    pile: list[_Waiting | Encoded | BrokenPicture] = []
+    def developed(pile: Iterable[_Waiting | Encoded | BrokenPicture]) -> list[Encoded | BrokenPicture]:
+        return _developed(encoder, list(pile), cache, thumbnails)
+
+    numbered, workers = list(enumerate(pictures)), encoder.workers
+    if encoder.device.type == "cpu":  # each core takes its pictures all the way from the file to the feature
+        size = BATCH if workers == 1 else min(BATCH, PILE)
+        piles = together(lambda pile: developed(map(read, pile)), _parts(numbered, size), workers)
+    else:
+        piles = map(developed, _parts(in_threads(read, numbered), BATCH))
     try:
-        for item in in_threads(read, list(enumerate(pictures)), title):
-            pile.append(item)
-            if len(pile) == BATCH:
-                yield from _developed(encoder, pile, cache, thumbnails)
-                pile = []
-        yield from _developed(encoder, pile, cache, thumbnails)
+        yield from piles
     finally:
         if cache is not None:
             cache.close()
+
+
+def _parts(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """The items in lists of this length, the last of which may be shorter."""
+    every = iter(items)
+    while part := list(islice(every, size)):
+        yield part
 
 
 def _developed(
@@ -89,9 +113,10 @@ def _developed(
     done: dict[int, Encoded | BrokenPicture] = {}
     if waiting:
         pixels = torch.from_numpy(np.stack([item.photo.pixels for item in waiting])).to(encoder.device)
-        features = _on_all_cores(encoder, pixels).clone()  # inference tensors cannot be trained on
-        for item, own in zip(waiting, features, strict=True):
-            if not own.isfinite().all():
+        features = encoder(pixels).clone()  # inference tensors cannot be trained on
+        finite = features.isfinite().all(1).tolist()
+        for item, own, sound in zip(waiting, features, finite, strict=True):
+            if not sound:
                 done[id(item)] = BrokenPicture(item.photo.name, "has features that are no numbers in this backbone")
                 continue
             small = item.photo.thumbnail() if thumbnails else b""
@@ -100,21 +125,6 @@ def _developed(
         fresh = [(item.key, done[id(item)]) for item in waiting]
         cache.put([(key, own) for key, own in fresh if key is not None and isinstance(own, Encoded)])
     return [done[id(item)] if isinstance(item, _Waiting) else item for item in pile]
-
-
-def _on_all_cores(encoder: Encoder, pixels: Tensor) -> Tensor:
-    """Features (n, d) of pictures; on a CPU each core encodes its share by itself.
-
-    Cores that compute one picture together wait for each other, which takes for ever where they are shared with others.
-    """
-    cores, before = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, torch.get_num_threads()
-    if encoder.device.type != "cpu" or min(cores, before, len(pixels)) < 2:
-        return encoder(pixels)
-    try:
-        with ThreadPoolExecutor(min(cores, before), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return torch.cat(list(pool.map(encoder, pixels.chunk(min(cores, before)))))
-    finally:
-        torch.set_num_threads(before)
 
 
 def _proof(key: bytes, digest: str, thumbnail: bytes, features: bytes) -> bytes:
@@ -143,6 +153,7 @@ class FeatureCache:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 self._db = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
                 self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute("PRAGMA synchronous = NORMAL")  # what a power failure takes is encoded again
                 self._db.execute(
                     "CREATE TABLE IF NOT EXISTS encoded_2 (key BLOB PRIMARY KEY, digest TEXT, thumbnail BLOB,"
                     " features BLOB, proof BLOB) WITHOUT ROWID"

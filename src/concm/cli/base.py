@@ -76,7 +76,7 @@ def train(
         raise Misuse(f"no weights file at {weights}")
     choice = None if method is None else choose(method)
     schedule = _schedule(choice, given(recipe))
-    dataset = pictures.load(scenario, find_backbone(backbone).transform)
+    dataset = pictures.load(scenario, find_backbone(backbone, pictures.transform(scenario)).transform)
     fabric = machine.fabric()
     session = BaseRun(
         dataset=_trained_on(dataset, to_json(schedule), validate=validate),
@@ -131,7 +131,8 @@ def features(
     scenario
         A bundled scenario (see `concm scenarios`), or `folder` for your own class folders.
     backbone
-        A run folder or file of `concm train`, or a backbone that comes with weights (see `concm backbones`).
+        A run folder or file of `concm train`, a backbone that comes with weights (see `concm backbones`), `timm:NAME`,
+        `hf-hub:OWNER/NAME`, `local-dir:FOLDER`, an ONNX file, or code as `package.module:factory`.
     out
         The bank to write.
     validate

@@ -48,9 +48,22 @@ def scenarios() -> None:
     text.show_scenarios([data.load_scenario(name) for name in data.names()])
 
 
-def backbones() -> None:
-    """List the backbones."""
+def backbones(name: str | None = None, /) -> None:
+    """List the backbones that come with concm, or say what one of them or any other is.
+
+    Parameters
+    ----------
+    name
+        One that comes with weights, `timm:NAME`, `hf-hub:OWNER/NAME`, `local-dir:FOLDER`, an ONNX file, or code as
+        `package.module:factory`: its width, how pictures enter it, and the licence of its weights.
+    """
     from concm.backbones import backbones as registered
     from concm.report import tables as text
 
-    text.show_backbones(registered())
+    if name is None:
+        text.show_backbones(registered())
+        return
+    from concm.backbones.encoder import load_encoder
+    from concm.data.scenarios import natural
+
+    text.show_encoder(load_encoder(name, natural(224)))

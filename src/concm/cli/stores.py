@@ -30,7 +30,7 @@ class Access:
     wait: float = 60
     "Seconds to wait for another process that is changing the store."
     backbone: str | None = None
-    "The network that sees the photos; a store knows its own, and only code of yours must be named each time."
+    "The network that sees the photos; a store knows its own, but code and ONNX files must be named each time."
 
     def open(self, store: Path, seed: int = 0, blocks: int | None = None, looks: int | None = None) -> Classifier:
         """The classifier in that folder, made or yet to be made; to be closed."""

@@ -1,4 +1,7 @@
-"""Pictures decoded once, in parallel, into a memory-mapped uint8 cache that is keyed by their content."""
+"""Pictures decoded once, in parallel, into a memory-mapped uint8 cache that is keyed by their content.
+
+Decoding itself needs numpy and Pillow alone: an exported classifier runs without torch, and imports this.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import os
 import re
 import stat
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,8 +26,6 @@ from concm.data import formats
 from concm.data.pixels import DEEP, grey, rgb, room, shrunk, square
 from concm.data.pixels import BrokenPicture as BrokenPicture
 from concm.errors import ConcmError
-from concm.files import replacing
-from concm.progress import track
 
 Broken = Literal["refuse", "skip"]
 MAX_PIXELS = 89_000_000
@@ -121,13 +122,13 @@ def _reason(error: Exception) -> str:
     return "not an image format" if isinstance(error, UnidentifiedImageError) else str(error)
 
 
-def in_threads(work: Callable[[T], R], items: Sequence[T], title: str) -> Iterator[R]:
+def in_threads(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Results of `work` in order, computed on all cores; Pillow and hashing release the interpreter's lock."""
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ahead: deque[Future[R]] = deque()  # bounded, so that memory does not grow with the number of pictures
     with ThreadPoolExecutor(cores) as pool:
         try:
-            for item in track(items, title):
+            for item in items:
                 ahead.append(pool.submit(work, item))
                 if len(ahead) > 16 * cores:
                     yield ahead.popleft().result()
@@ -202,6 +203,9 @@ def _decode_all(
         except BrokenPicture as error:
             return error
 
+    from concm.files import replacing
+    from concm.progress import track
+
     skipped: list[tuple[int, str]] = []
     with replacing(file, _ELSEWHERE) as draft:
         store = np.lib.format.open_memmap(draft, mode="w+", dtype=np.uint8, shape=(count, side, side, 3))
@@ -209,7 +213,8 @@ def _decode_all(
             with draft.open("r+b") as handle:
                 os.posix_fallocate(handle.fileno(), 0, draft.stat().st_size)
         at = 0
-        for row, result in enumerate(in_threads(attempt, range(count), "decoding pictures")):
+        rows = track(range(count), "decoding pictures")
+        for row, result in enumerate(in_threads(attempt, rows)):
             if isinstance(result, BrokenPicture):
                 if broken == "refuse":
                     raise _refusal(str(result))
@@ -242,7 +247,10 @@ def _digests(paths: Sequence[Path]) -> str:
         refuse_odd_file(path)
         return hashlib.blake2b(path.read_bytes()).digest()
 
-    for digest in in_threads(content, paths, "reading files"):
+    from concm.files import replacing
+    from concm.progress import track
+
+    for digest in in_threads(content, track(paths, "reading files")):
         together.update(digest)
     with replacing(ledger, _ELSEWHERE) as draft:
         draft.write_text(together.hexdigest())

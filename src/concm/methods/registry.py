@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from concm.errors import Misuse, did_you_mean
 from concm.features.sessions import BaseSession, Session
+from concm.importing import FAILURES, imported
 from concm.methods.entry import Entry, Group
-from concm.methods.imported import imported
 from concm.methods.variants import vary
 from concm.records import to_json
 
@@ -277,8 +277,8 @@ def _imported(module: str, attribute: str) -> Entry | None:
         return None
     reference = f"{module}:{attribute}"
     try:
-        make = getattr(imported(module), attribute)
-    except (ImportError, AttributeError, OSError, ValueError, TypeError, SyntaxError) as error:
+        make = imported(module, attribute)
+    except FAILURES as error:
         close = difflib.get_close_matches(module, entries(), n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise Misuse(f"cannot import the method {reference!r}: {error}{hint}") from error

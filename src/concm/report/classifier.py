@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from concm.backbones.encoder import Identity
 from concm.classifier.classifier import Classifier
@@ -145,7 +146,7 @@ def card(classifier: Classifier) -> str:
         "## Backbone",
         "",
         f"`{meta['backbone']}`, weights `{encoder['weights']}`, {encoder['transform']['size']} pixels, "
-        f"forward passes per picture: {Identity.read(encoder).passes}.",
+        f"forward passes per picture: {Identity.read(encoder).passes}{_licence(meta)}.",
         "",
         "## Evaluation",
         "",
@@ -190,6 +191,10 @@ def card(classifier: Classifier) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _licence(meta: Mapping[str, Any]) -> str:
+    return f"; licence of the weights: {meta['licence']}" if meta.get("licence") else ""
 
 
 def _when(created: str) -> str:

@@ -71,6 +71,20 @@ def show_backbones(backbones: list[Backbone]) -> None:
     print_whole(table)
 
 
+def show_encoder(encoder: Encoder) -> None:
+    """Width, input and licence of one that a user named."""
+    how, parameters = encoder.transform, sum(value.numel() for value in encoder.network.parameters())
+    size = f", {parameters / 1e6:.1f} million parameters" if parameters else ""
+    say(f"{encoder.source}: {type(encoder.network).__name__}, {sum(encoder.layout)} dimensions{size}")
+    say(f"  pictures: shorter side {how.resize} pixels, the central {how.size} × {how.size} of them")
+    say(
+        f"  mean {', '.join(f'{value:.3f}' for value in how.mean)}, deviation "
+        f"{', '.join(f'{value:.3f}' for value in how.std)} of values from 0 to 1"
+    )
+    if encoder.meta.get("licence"):
+        say(f"  licence of the weights: {encoder.meta['licence']}")
+
+
 def show_methods(methods: list[Entry]) -> None:
     """A line each."""
     table = ruled("method", "paper", "group", "needs", "what it is")

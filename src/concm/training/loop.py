@@ -167,7 +167,7 @@ class BaseRun:
             raise Misuse(f"{self.out} already holds a run; add `resume` to go on with it, or choose another `out`")
 
     def _model(self) -> Objective:
-        backbone = backbones.find_backbone(self.backbone)
+        backbone = backbones.find_backbone(self.backbone, self.dataset.transform)
         network = backbone.build()
         if self.weights is not None:
             from concm.backbones.resnet import ResNet, load_torchvision
@@ -225,7 +225,7 @@ class BaseRun:
 
     def _finish(self, model: Objective, last: dict[str, float], file: Path) -> Encoder:
         meta = {
-            "dimension": backbones.find_backbone(self.backbone).dimension,
+            "dimension": backbones.registered(self.backbone).dimension,
             "scenario": self.dataset.scenario.name,
             "recipe": self.described,
             "seconds": round(last["seconds"], 1),

@@ -1,0 +1,56 @@
+"""One budget of threads for all that is done with pictures: a thread per core, and none of them waits for another."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+R = TypeVar("R")
+AHEAD = 2
+"""How many pieces of work lie ready for each thread."""
+
+
+def budget() -> int:
+    """The cores that this process may use, as far as torch may use them; one on a thread that has its share already."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, torch.get_num_threads())
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """What is too small to be shared is not: threads that wait for each other take longer than the work."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def together(work: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
+    """Results of `work` in order, each computed by one of so many threads, which uses no others for it."""
+    if workers < 2:
+        yield from map(work, items)
+        return
+    before, ahead = torch.get_num_threads(), deque[Future[R]]()  # bounded, so that memory does not grow with the items
+    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        try:
+            for item in items:
+                ahead.append(pool.submit(work, item))
+                if len(ahead) > AHEAD * workers:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            torch.set_num_threads(before)

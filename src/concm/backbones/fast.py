@@ -1,0 +1,108 @@
+"""The faster runtime on a CPU: an EfficientNet-Lite as an ONNX graph, run by onnxruntime where that is installed.
+
+Features are the same up to rounding, so nothing that is kept depends on which runtime computed it. The graph is made
+of the folded network itself: convolutions with kernels turned back and TensorFlow's padding, which is ONNX's too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from concm.backbones.efficientnet_lite import EfficientNetLite
+from concm.backbones.onnx import session
+
+OPSET = 17
+BATCH = 16
+"""Pictures at a time; more are no faster, and their maps fill the memory."""
+
+
+class Fast(nn.Module):
+    """A folded EfficientNet-Lite on the calling thread of a CPU, with the means of its last two blocks as maps."""
+
+    def __init__(self, network: EfficientNetLite) -> None:
+        super().__init__()
+        self.session = session(_model(network))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(n, 3, h, w) → (n, 1280)."""
+        return self._run(images, ["head"])[0]
+
+    def stages(self, images: Tensor) -> list[Tensor]:
+        """(n, 3, h, w) → the means of the last block and of the head, (n, d, 1, 1) each."""
+        return [means[..., None, None] for means in self._run(images, ["last", "head"])]
+
+    def _run(self, images: Tensor, names: list[str]) -> list[Tensor]:
+        pixels = images.contiguous().numpy()
+        parts = [self.session.run(names, {"images": pixels[at : at + BATCH]}) for at in range(0, len(pixels), BATCH)]
+        return [torch.from_numpy(np.concatenate(found)) for found in zip(*parts, strict=True)]
+
+
+def fast(network: nn.Module) -> nn.Module:
+    """The same network in the faster runtime, if there is one for it."""
+    if not isinstance(network, EfficientNetLite) or not isinstance(network.stem.norm, nn.Identity):
+        return network
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+    except ImportError:
+        return network
+    return Fast(network)
+
+
+def _model(network: EfficientNetLite) -> bytes:
+    from onnx import TensorProto, helper
+
+    graph = _Graph()
+    maps = graph.unit("images", network.stem)
+    for block in network.blocks:
+        inner = maps
+        for unit in (block.expand, block.depthwise, block.project):
+            inner = inner if isinstance(unit, nn.Identity) else graph.unit(inner, unit)
+        maps = graph.add("Add", [maps, inner]) if block.residual else inner
+    for name, own in (("last", maps), ("head", graph.unit(maps, network.head))):
+        graph.add("Flatten", [graph.add("GlobalAveragePool", [own])], name)
+    pictures = helper.make_tensor_value_info("images", TensorProto.FLOAT, ["n", 3, "h", "w"])
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", None]) for name in ("last", "head")]
+    made = helper.make_graph(graph.nodes, "features", [pictures], outputs, graph.tensors)
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
+    found: bytes = model.SerializeToString()
+    return found
+
+
+class _Graph:
+    """The nodes of a graph and their tensors, as they are added."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.tensors: list[Any] = []
+
+    def add(self, kind: str, inputs: list[str], name: str | None = None, **how: Any) -> str:
+        """A node; returns the name of its output."""
+        from onnx import helper
+
+        output = name or f"at{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [output], **how))
+        return output
+
+    def tensor(self, value: Tensor) -> str:
+        """A constant; returns its name."""
+        from onnx import numpy_helper
+
+        name = f"constant{len(self.tensors)}"
+        self.tensors.append(numpy_helper.from_array(value.detach().cpu().contiguous().numpy(), name))
+        return name
+
+    def unit(self, maps: str, unit: Any) -> str:
+        """A folded convolution, and its activation if it has one."""
+        conv: nn.Conv2d = unit.conv
+        assert conv.bias is not None
+        weights = [self.tensor(conv.weight.flip(-2, -1)), self.tensor(conv.bias)]
+        how: dict[str, Any] = {"strides": conv.stride, "kernel_shape": conv.kernel_size, "group": conv.groups}
+        found = self.add("Conv", [maps, *weights], auto_pad="SAME_UPPER", **how)
+        if isinstance(unit.activation, nn.Identity):
+            return found
+        return self.add("Clip", [found, self.tensor(torch.tensor(0.0)), self.tensor(torch.tensor(6.0))])

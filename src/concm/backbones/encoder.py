@@ -92,11 +92,8 @@ class Encoder:
     @property
     def plain(self) -> bool:
         """Whether features are the plain output of a network that can be trained further."""
-        return (
-            self.passes == self.blocks == 1
-            and not isinstance(self.network, (Reading, EfficientNetLite))
-            and "source" not in self.meta
-        )
+        ours = not isinstance(self.network, (Reading, EfficientNetLite)) and "source" not in self.meta
+        return ours and self.passes == self.blocks == 1
 
     @property
     def source(self) -> str:

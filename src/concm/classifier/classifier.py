@@ -45,7 +45,7 @@ from concm.classifier.prediction import Known, Prediction, Predictions, check_ra
 from concm.classifier.rehearsal import Plan, rehearse
 from concm.classifier.rows import ClassRow, PhotoRow, VersionRow, state_file
 from concm.classifier.store import Store
-from concm.classifier.stream import Encoded, encoded, in_piles
+from concm.classifier.stream import BATCH, Encoded, encoded, in_parts, in_piles
 from concm.data.images import Broken, BrokenPicture
 from concm.data.scenarios import natural
 from concm.engine.concm import Engine
@@ -409,6 +409,8 @@ class Classifier:
             raise Misuse(f"at least one guess must be asked for, not {top}")
         self.known()
         piles = in_piles(self._encoder, pictures, thumbnails=False)
+        if self.known().many:
+            piles = in_parts(chain.from_iterable(piles), BATCH)
         found = chain.from_iterable(self._answers(pile, unknown_rate, top) for pile in piles)
         yield from track(found, "predicting", len(pictures))
 

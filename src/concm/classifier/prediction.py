@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,6 +24,9 @@ from concm.engine.concm import Engine
 from concm.engine.head import Head
 from concm.errors import ConcmError
 from concm.files import all_finite
+
+FEW = 4096
+"""Classes up to which scoring photos is too little work for several threads."""
 
 
 @dataclass(frozen=True)
@@ -74,35 +78,39 @@ class Known:
             raise ConcmError(f"this store knows features of {self.dimension} dimensions, not of {features.shape[1]}")
         return self.head(features.to(self.engine.device)).cpu()
 
-    def prediction(self, name: str, features: Tensor, unknown_rate: float, top: int) -> Prediction:
-        """What a photo with these features (d,) shows."""
-        return self.predictions([name], features[None], unknown_rate, top)[0]
+    @property
+    def many(self) -> bool:
+        """Whether there are so many classes that their prototypes should be read once for many photos."""
+        return len(self.engine.names) > FEW
 
-    def predictions(self, names: Sequence[str], features: Tensor, unknown_rate: float, top: int) -> list[Prediction]:
-        """What photos with these features (n, d) show."""
-        with one_thread():
+    def predictions(self, photos: Sequence[str], features: Tensor, unknown_rate: float, top: int) -> list[Prediction]:
+        """What each photo with these features (n, d) shows."""
+        with nullcontext() if self.many else one_thread():
             scores = self.scores(features)
-            probabilities, familiar = self.confidence.probabilities(scores), self.confidence.familiarity(scores)
+            probabilities = self.confidence.probabilities(scores)
+            familiar = self.confidence.familiarity(scores).tolist()
             best = probabilities.topk(min(top, probabilities.shape[1]))
-        below = self._threshold(unknown_rate)
-        rows = zip(names, best.indices.tolist(), best.values.tolist(), familiar.tolist(), strict=True)
-        return [self._prediction(*row, below) for row in rows]
+        names, base, threshold = self.engine.names, self.engine.memory.base, self._threshold(unknown_rate)
+        found = []
+        for photo, own, at, values in zip(photos, familiar, best.indices.tolist(), best.values.tolist(), strict=True):
+            guesses = [(names[label], value) for label, value in zip(at, values, strict=True)]
+            found.append(
+                Prediction(
+                    label=UNKNOWN if own < threshold else guesses[0][0],
+                    score=guesses[0][1],
+                    top=guesses,
+                    unknown=own < threshold,
+                    novel=at[0] >= base,
+                    version=self.version,
+                    photo=photo,
+                    familiarity=bisect_right(self._usual, own) / len(self._usual),
+                )
+            )
+        return found
 
-    def _prediction(
-        self, name: str, best: list[int], scores: list[float], familiarity: float, below: float
-    ) -> Prediction:
-        strange = familiarity < below
-        guesses = [(self.engine.names[at], score) for at, score in zip(best, scores, strict=True)]
-        return Prediction(
-            label=UNKNOWN if strange else guesses[0][0],
-            score=guesses[0][1],
-            top=guesses,
-            unknown=strange,
-            novel=best[0] >= self.engine.memory.base,
-            version=self.version,
-            photo=name,
-            familiarity=bisect_right(self._usual, familiarity) / len(self._usual),
-        )
+    def prediction(self, photo: str, features: Tensor, unknown_rate: float, top: int) -> Prediction:
+        """What a photo with these features (d,) shows."""
+        return self.predictions([photo], features[None], unknown_rate, top)[0]
 
     def _threshold(self, rate: float) -> float:
         """The familiarity below which photos are unknown, found once for each rate."""

@@ -88,9 +88,9 @@ def in_piles(
     numbered, workers = list(enumerate(pictures)), encoder.workers
     if encoder.device.type == "cpu":  # each core takes its pictures all the way from the file to the feature
         size = BATCH if workers == 1 else min(BATCH, PILE)
-        piles = together(lambda pile: developed(map(read, pile)), _parts(numbered, size), workers)
+        piles = together(lambda pile: developed(map(read, pile)), in_parts(numbered, size), workers)
     else:
-        piles = map(developed, _parts(in_threads(read, numbered), BATCH))
+        piles = map(developed, in_parts(in_threads(read, numbered), BATCH))
     try:
         yield from piles
     finally:
@@ -98,7 +98,7 @@ def in_piles(
             cache.close()
 
 
-def _parts(items: Iterable[T], size: int) -> Iterator[list[T]]:
+def in_parts(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """The items in lists of this length, the last of which may be shorter."""
     every = iter(items)
     while part := list(islice(every, size)):

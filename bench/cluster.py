@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -118,7 +119,8 @@ def main() -> None:
     seconds["local, 1 job"] = bench(work / "one", options.method, options.draws, "here", 1)
     seconds["local, 2 jobs"] = bench(work / "two", options.method, options.draws, "here", 2)
     seconds["ray, started for it"] = bench(work / "started", options.method, options.draws, "ray", None)
-    os.environ["RAY_ADDRESS"] = "127.0.0.1:6399"
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # of this cluster alone
+    os.environ |= {"RAY_ADDRESS": "127.0.0.1:6399", **token}
     with ExitStack() as nodes:
         nodes.enter_context(node(0, "--head", "--port", 6399, "--include-dashboard", "false"))
         nodes.enter_context(node(1, "--address", "127.0.0.1:6399"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import sys
 
 import numpy as np
@@ -334,6 +335,7 @@ def test_a_network_for_one_picture_at_a_time_is_run_so(tmp_path):
     encoder = load_encoder(graph(tmp_path / "one.onnx", {"x": [1, 3, 16, 16]}), natural(224))
     assert encoder.transform == natural(16)
     found = encoder.to(CPU)(pixels(side=16))
+    torch.testing.assert_close(pickle.loads(pickle.dumps(encoder))(pixels(side=16)), found)
     torch.testing.assert_close(found, natural(16).centre(pixels(side=16)).mean((2, 3)))
 
 

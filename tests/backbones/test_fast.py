@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import threading
 from collections.abc import Iterator
@@ -62,6 +63,16 @@ def test_both_runtimes_give_the_same_features_of_the_packaged_network():
     assert isinstance(encoder._fast, Fast)
     encoder.__dict__["_fast"] = encoder.network
     torch.testing.assert_close(found, encoder(pixels), rtol=0, atol=1e-5)
+
+
+def test_an_encoder_in_use_goes_to_another_process():
+    needs_runtime()
+    encoder = Encoder("lite", random_lite(0).fold(), natural(64), {}).to(CPU)
+    pixels = torch.randint(0, 256, (2, encoder.transform.resize, encoder.transform.resize, 3), dtype=torch.uint8)
+    found = encoder(pixels)
+    other = pickle.loads(pickle.dumps(encoder))
+    assert isinstance(other._fast, Fast)
+    torch.testing.assert_close(other(pixels), found)
 
 
 def test_what_has_no_faster_form_is_left_as_it_is(monkeypatch):

@@ -29,7 +29,7 @@ class OnnxNetwork(nn.Module):
     def __init__(self, model: bytes) -> None:
         super().__init__()
         self.register_buffer("digest", torch.frombuffer(bytearray(hashlib.sha256(model).digest()), dtype=torch.uint8))
-        self.session = session(model)
+        self.model, self.session = model, session(model)
         taken = self.session.get_inputs()
         if len(taken) != 1 or taken[0].type != "tensor(float)" or len(taken[0].shape) != 4 or taken[0].shape[1] != 3:
             said = ", ".join(f"{item.name} {item.type} {item.shape}" for item in taken)
@@ -41,6 +41,10 @@ class OnnxNetwork(nn.Module):
             raise Misuse(
                 f"this ONNX network takes {self.shape[0]} pictures at a time; export it with a free first axis"
             )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process makes a session of its own."""
+        return OnnxNetwork, (self.model,)
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, 3, h, w) → the first output, on the CPU; one by one where the network was made for that."""

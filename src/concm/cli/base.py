@@ -162,9 +162,8 @@ def features(
     seed
         Seed of the choice of kept images and of the views.
     on
-        Where pictures are encoded: `here`; `ray`, a Ray cluster that is started on this machine for as long as the
-        command takes, or the one that the variable RAY_ADDRESS names; or `ray://HOST:PORT`. Workers read the files by
-        the same paths; what is encoded is kept beside the bank, and an interrupted command goes on from there.
+        Where pictures are encoded: `here`; `ray`, a Ray cluster that is started for this command, or the one that
+        RAY_ADDRESS names; or `ray://HOST:PORT`. Workers read the same paths, and what was interrupted goes on.
     """
     at_least(1, batch=batch)
     at_least(0, views=views, seed=seed)

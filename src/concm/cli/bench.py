@@ -21,6 +21,8 @@ def bench(
     seeds: int = 1,
     seed: int = 0,
     splits: Path | None = None,
+    attributes: Path | None = None,
+    word_vectors: Path | None = None,
     bank: Path | None = None,
     way: int | None = None,
     shot: int | None = None,
@@ -56,6 +58,10 @@ def bench(
         Seed of the first draw, and of the methods.
     splits
         Take the shots of published index lists (session_2.txt and on) instead of drawing them.
+    attributes
+        CUB-200-2011's folder, whose attributes are taken instead of WordNet's.
+    word_vectors
+        A GloVe text file, instead of the bundled vectors.
     bank
         A feature bank of `concm features`, instead of the one that ships with concm.
     way
@@ -95,6 +101,7 @@ def bench(
     from concm.report import bench as report
     from concm.report import figures
     from concm.report.tables import say
+    from concm.semantics.knowledge import Knowledge
 
     at_least(1, draws=draws, seeds=seeds, jobs=1 if jobs is None else jobs)
     at_least(0, seed=seed)
@@ -116,8 +123,11 @@ def bench(
         if why := unfit(choose(name), loaded):
             raise Misuse(why)
     labels = list(dict.fromkeys([*asked, *METHODS]))
+    knowledge = Knowledge(attributes, word_vectors) if attributes or word_vectors else None
     with place(on, asked_for, jobs) as where:
-        tasks = tasks_of(labels, draws=draws, seeds=seeds, seed=seed, splits=splits, device=where.device)
+        tasks = tasks_of(
+            labels, draws=draws, seeds=seeds, seed=seed, splits=splits, device=where.device, knowledge=knowledge
+        )
         results = finish(tasks, source, loaded, out, where)
     at_once = where.at_once and min(len(tasks), where.at_once)
     table = Table.of(loaded, results, 1 if splits else draws, at_once)

@@ -7,7 +7,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from concm.features.bank import Bank
 from concm.features.sessions import Shots, draw, published
 from concm.methods import PICTURES, POOL, Choice, choice_of, choose
 from concm.progress import bar
+from concm.semantics.knowledge import Knowledge
 
 Listener = Callable[[str, int, float, float], None]
 """Told the run, its session just done, and that session's accuracy and harmonic mean."""
@@ -48,7 +49,8 @@ class BankSource:
 class Task:
     """One run: a method on one draw of the shots (or on published ones), with a seed of its own.
 
-    `own` is the text of the user's file that the method is in, for a machine that has not got that file.
+    `own` is the text of the user's file that the method is in, for a machine that has not got that file. `knowledge`
+    is what the user says of class names.
     """
 
     method: str
@@ -57,11 +59,13 @@ class Task:
     splits: Path | None
     device: str
     own: str | None = None
+    knowledge: Knowledge | None = None
 
     def heading(self, bank: Bank, machine: Machine) -> Heading:
         """All that decides it."""
         shots = published(bank, self.splits) if self.splits else None
-        return Heading.of(self.choice(), bank, draw=self.draw, seed=self.seed, machine=machine, shots=shots)
+        heading = Heading.of(self.choice(), bank, draw=self.draw, seed=self.seed, machine=machine, shots=shots)
+        return heading if self.knowledge is None else replace(heading, knowledge=self.knowledge.recorded)
 
     def choice(self) -> Choice:
         """Its method."""
@@ -71,9 +75,19 @@ class Task:
         return choose(f"{_brought(Path(file).name, self.own)}:{rest}")
 
 
-def perform(choice: Choice, bank: Bank, shots: Shots, heading: Heading, device: str, listen: Listener) -> Result:
+def perform(
+    choice: Choice,
+    bank: Bank,
+    shots: Shots,
+    heading: Heading,
+    device: str,
+    listen: Listener,
+    knowledge: Knowledge | None = None,
+) -> Result:
     """One run, on one thread: the result must not depend on what else the machine is doing."""
-    method = choice.build(seed=heading.seed, device=device)
+    names = bank.scenario.names[: bank.scenario.base]
+    said = None if knowledge is None else knowledge.semantics(bank.scenario.name, names)
+    method = choice.build(seed=heading.seed, device=device, semantics=said)
     found: list[Figures] = []
     with _one_thread():
         for figures in run(method, bank, shots, needs=choice.needs):
@@ -113,11 +127,18 @@ def _on_its_own(choice: Choice) -> str | None:
 
 
 def tasks_of(
-    methods: Sequence[str], *, draws: int, seeds: int, seed: int, splits: Path | None, device: str
+    methods: Sequence[str],
+    *,
+    draws: int,
+    seeds: int,
+    seed: int,
+    splits: Path | None,
+    device: str,
+    knowledge: Knowledge | None = None,
 ) -> list[Task]:
     """A task for each method, draw and seed; published shots are one draw."""
     return [
-        Task(label, seed + at, seed + at + 1000 * repeat, splits, device, own)
+        Task(label, seed + at, seed + at + 1000 * repeat, splits, device, own, knowledge)
         for label, own in ((label, _own(label)) for label in methods)
         for at in range(1 if splits else draws)
         for repeat in range(seeds)
@@ -203,7 +224,7 @@ def _work(bank: Bank, task: Task, heading: Heading, listen: Listener) -> Result:
     if differs := [f"{name} {own[name]} and not {told[name]}" for name in own if own[name] != told[name]]:
         raise ConcmError(f"a worker has {differs[0]}: all need the same kind of machine, Python, torch and concm")
     listed = None if heading.shots is None else {int(label): rows for label, rows in heading.shots.items()}
-    return perform(choice, bank, listed or draw(bank, task.draw), heading, task.device, listen)
+    return perform(choice, bank, listed or draw(bank, task.draw), heading, task.device, listen, task.knowledge)
 
 
 def _own(method: str) -> str | None:

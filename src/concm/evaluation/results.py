@@ -72,7 +72,8 @@ class Figures(Accuracies):
 class Heading:
     """All that decides a run, so that a finished one can be found again.
 
-    `passes` is how often the backbone saw each picture.
+    `passes` is how often the backbone saw each picture, and `knowledge` has a digest of attributes and word vectors
+    that a user gave.
     """
 
     scenario: str
@@ -87,6 +88,7 @@ class Heading:
     environment: dict[str, Any]
     shots: dict[str, list[int]] | None = None
     passes: int = 1
+    knowledge: dict[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
     @classmethod

@@ -104,8 +104,9 @@ class ConCMPublished(Learner):
     attributes: Tensor
     structure: Tensor
 
-    def __init__(self, settings: Any = None, *, seed: int = 0, device: str = "cpu") -> None:
-        super().__init__(settings, seed=seed, device=device)
+    def __init__(self, settings: Any = None, *, semantics: Semantics | None = None, **where: Any) -> None:
+        super().__init__(settings, **where)
+        self._given = semantics
         self.calibrator: Calibrator | None = None
         self.width = self.settings.width
         self.names: list[str] = []
@@ -194,7 +195,7 @@ class ConCMPublished(Learner):
 
     def _meanings(self) -> Semantics:
         """The meanings of all classes known, whose senses are settled one after the other and kept."""
-        known = Semantics.of_names(self.names[: self.base], overrides=self.senses).learn(self.names)
+        known = (self._given or Semantics.of_names(self.names[: self.base], overrides=self.senses)).learn(self.names)
         self.senses = known.senses
         return known
 
@@ -237,8 +238,8 @@ class ConCMPublished(Learner):
         self.names += session.names
         if self.settings.calibrate:
             words, attributes = (part.to(self.device) for part in self._meanings().classes(session.names))
-            self.words = torch.cat([self.words.reshape(-1, words.shape[1]), F.normalize(words)])
-            self.attributes = torch.cat([self.attributes.reshape(-1, attributes.shape[1]), attributes])
+            both = ((self.words, F.normalize(words)), (self.attributes, attributes))
+            self.words, self.attributes = (torch.cat([old, new]) if len(old) else new for old, new in both)
 
     @torch.no_grad()
     def _samples(self) -> tuple[Tensor, Tensor]:

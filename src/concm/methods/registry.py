@@ -25,6 +25,7 @@ from concm.records import to_json
 
 if TYPE_CHECKING:
     from concm.methods.base import Method
+    from concm.semantics.semantics import Semantics
     from concm.training.objective import Objective
 
 AnySession = TypeVar("AnySession", bound=Session)
@@ -71,9 +72,11 @@ class Choice:
             return None
         return blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
 
-    def build(self, *, seed: int, device: str) -> Method:
-        """A new method with these settings, which has learned nothing yet."""
-        given = {} if self.settings is None else {"settings": self.settings}
+    def build(self, *, seed: int, device: str, semantics: Semantics | None = None) -> Method:
+        """A new method with these settings, which has learned nothing yet; `semantics` are for those that take them."""
+        given: dict[str, Any] = {} if self.settings is None else {"settings": self.settings}
+        if semantics is not None and "semantics" in inspect.signature(self.entry.make).parameters:
+            given["semantics"] = semantics
         make = partial(self.entry.make, **given, seed=seed, device=device)
         if not self.equal:
             return make()

@@ -25,12 +25,14 @@ from concm.semantics.semantics import Semantics
 class CalibrationSettings(Checked):
     """Defaults: the released code's layers and the paper's aggregation; steps by validation (docs/engine.md)."""
 
-    shots: int = setting(5, "Images behind each prototype of an episode (paper, Section 3.2).", least=1)
-    steps: int = setting(100, "Episodes, each over all base classes (released code: 10,000).", least=0)
+    shots: int = setting(5, "Images behind each prototype of an episode (paper, Section 3.2).", least=1, most=10_000)
+    steps: int = setting(100, "Episodes, each over all base classes (released code: 10,000).", least=0, most=1_000_000)
     lr: float = setting(1e-3, "Rate of AdamW, which falls to zero as a cosine.", above=0)
     weight_decay: float = setting(1e-2, "Weight decay of AdamW, on all weights.", least=0)
-    attention: int = setting(128, "Dimensions in which words and features are compared (released code).", least=1)
-    hidden: int = setting(512, "Width of the decoder's hidden layer (released code).", least=1)
+    attention: int = setting(
+        128, "Dimensions in which words and features are compared (released code).", least=1, most=65_536
+    )
+    hidden: int = setting(512, "Width of the decoder's hidden layer (released code).", least=1, most=65_536)
     own_logit: float | None = setting(
         None,
         "Logit with which the class's own code competes with its attributes (code: 1); none adds it to them (paper).",

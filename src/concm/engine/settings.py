@@ -64,7 +64,9 @@ class Settings(Checked):
     gamma: float = setting(16.0, "How similar a base class must be for its spread to count (paper, appendix).")
     noise: float = setting(1.5, "Spread of all samples, in standard deviations (paper: 1).", least=0)
     around: Around = setting("exemplars", "Centres around which samples of novel classes are drawn (paper: prototype).")
-    replay: int = setting(5, "Exemplars kept of each novel class (paper: 5, and 0 and 1 studied).", least=0)
+    replay: int = setting(
+        5, "Exemplars kept of each novel class (paper: 5, and 0 and 1 studied).", least=0, most=1_000_000
+    )
     structure: Literal["matched", "greedy", "random", "fixed", "learned"] = setting(
         "matched",
         "Target structure: the nearest simplex (DSM); a random one, assigned (GM) or not (RM); one for `total` classes"
@@ -80,16 +82,23 @@ class Settings(Checked):
     )
     scale: float = setting(16.0, "Factor of the cosines in the matching loss (paper: 1).", above=0)
     temperature: float = setting(0.07, "Temperature of the contrast (paper, appendix).", above=0)
-    width: int = setting(128, "Dimensions d_g of the structure at first (paper: 128); more classes widen it.", least=1)
-    heads: int = setting(4, "Projectors, whose scores are averaged; one alone is mostly variance (paper: 1).", least=1)
-    hidden: int = setting(256, "Width of each projector's hidden layer (released code: 2048).", least=1)
-    per_base: int = setting(8, "Samples of each base class in a step.", least=1)
-    per_novel: int = setting(8, "Samples of each novel class in a step.", least=1)
-    batch: int = setting(
-        512, "Largest number of samples in a step; if there are more, each step takes some of them.", least=1
+    width: int = setting(
+        128, "Dimensions d_g of the structure at first (paper: 128); more classes widen it.", least=1, most=65_536
     )
-    base_steps: int = setting(30, "Steps of the base session.", least=0)
-    steps: int = setting(20, "Steps of each later session.", least=0)
+    heads: int = setting(
+        4, "Projectors, whose scores are averaged; one alone is mostly variance (paper: 1).", least=1, most=64
+    )
+    hidden: int = setting(256, "Width of each projector's hidden layer (released code: 2048).", least=1, most=65_536)
+    per_base: int = setting(8, "Samples of each base class in a step.", least=1, most=10_000)
+    per_novel: int = setting(8, "Samples of each novel class in a step.", least=1, most=10_000)
+    batch: int = setting(
+        512,
+        "Largest number of samples in a step; if there are more, each step takes some of them.",
+        least=1,
+        most=1_000_000,
+    )
+    base_steps: int = setting(30, "Steps of the base session.", least=0, most=100_000)
+    steps: int = setting(20, "Steps of each later session.", least=0, most=100_000)
     lr: float = setting(1e-3, "Peak rate of AdamW.", above=0)
     weight_decay: float = setting(1e-2, "Weight decay of AdamW.", least=0)
     prototypes: float = setting(

@@ -20,7 +20,7 @@ from concm.report.page import Chapter, render
 
 TITLE = "ConCM: the paper and what was measured here"
 LEAD = (
-    "Every table and figure of the paper (ICLR 2026) beside runs of this library: the printed figures, our engine "
+    "The experiments of the paper (ICLR 2026) that have been run, beside its own figures: the printed ones, our engine "
     "(concm) and the paper's own form on the same features (concm:published), means of several draws with the sample "
     "deviation. The page is made from result files alone; where the order of rows differs from the paper's by more "
     "than the draws explain, it says so."

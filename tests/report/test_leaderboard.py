@@ -14,7 +14,8 @@ from concm.evaluation.statistics import Printed, Row, Table
 from concm.methods.closer import SpreadAndCloseness
 from concm.methods.registry import known
 from concm.records import to_json
-from concm.report import leaderboard, papers
+from concm.report import leaderboard
+from concm.report import leaderboard_papers as papers
 from concm.training.recipe import Recipe
 from tests.support.tiny import call, sentence
 

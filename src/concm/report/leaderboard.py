@@ -8,9 +8,10 @@ from pathlib import Path
 from concm.evaluation.statistics import Row, Table, difference, ranks
 from concm.files import write_whole
 from concm.methods.registry import EQUAL, known
-from concm.report import figures, papers
+from concm.report import figures
+from concm.report import leaderboard_papers as papers
 from concm.report.cells import COSTS, MEASURED, by_session, cells, costs, line, mark, ruled, signed
-from concm.report.papers import OURS, PLAIN, ahm
+from concm.report.leaderboard_papers import OURS, PLAIN, ahm
 from concm.report.provenance import backbone, given, ran, schedule, varied
 from concm.report.remarks import reading
 from concm.report.reproduction import printed

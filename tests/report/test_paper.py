@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from concm.evaluation.paper import experiments
-from concm.evaluation.probe import probe, save
+from concm.evaluation import paper
+from concm.evaluation.paper import Experiment, Line, experiments
+from concm.evaluation.probe import load, probe, save
+from concm.evaluation.statistics import Table
 from concm.report.paper import PROBES, write
 from concm.report.paper_tables import order
 from tests.report.test_leaderboard import row, table
@@ -65,3 +67,21 @@ def test_the_commands_list_run_and_report(tmp_path, capsys):
     assert "cub200 needs a bank of cub200: cub200.safetensors in --banks" in sentence(capsys.readouterr().err)
     assert call("paper", "run", "cub", "--results", tmp_path) == 2
     assert "no experiment called 'cub'" in sentence(capsys.readouterr().err)
+
+
+def test_a_run_writes_its_table_and_looks_inside_and_is_not_repeated(tmp_path, capsys, monkeypatch):
+    quick = "concm:base_steps=1,steps=1"
+    tiny = Experiment("folder", "A small one", "folder", (Line("ConCM", ours=quick), Line("mean", form="ncm")))
+    monkeypatch.setattr(paper, "experiments", lambda: {"folder": tiny})
+    monkeypatch.setattr(paper, "looked_at", lambda: [quick])
+    banks = tmp_path / "banks"
+    banks.mkdir()
+    make_bank().save(banks / "folder.safetensors", "float32")
+    words = ("paper", "run", "folder", "--banks", banks, "--results", tmp_path, "--out", tmp_path / "out")
+    assert call(*words, "--draws", 1, "--jobs", 1, "--device", "cpu") == 0, capsys.readouterr().err
+    table = Table.load(tmp_path / "folder.json")
+    assert {quick, "ncm", "ncm_metric"} <= {row.method for row in table.rows}
+    assert load(tmp_path / PROBES.format("folder"))[0].method == quick
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").iterdir()}
+    assert call(*words, "--draws", 1, "--jobs", 1, "--device", "cpu") == 0
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "out").iterdir()} == before

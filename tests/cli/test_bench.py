@@ -72,8 +72,8 @@ def test_the_table_has_the_methods_and_the_controls(bench):
 
 def test_csv_has_every_run_and_latex_every_method(bench):
     lines = (bench[1] / "runs.csv").read_text().splitlines()
-    assert lines[0] == "method,draw,seed,base,hm_1,hm_2,hm_3,ahm,fa"
-    assert [line.split(",")[-8] for line in lines[1:]] == ["0", "1"] * 4
+    assert lines[0] == "method,draw,seed,base,hm_1,hm_2,hm_3,base_1,base_2,base_3,novel_1,novel_2,novel_3,ahm,fa"
+    assert [line.split(",")[-14] for line in lines[1:]] == ["0", "1"] * 4
     text = (bench[1] / "table.tex").read_text()
     assert text.startswith(r"\begin{tabular}{lcccccc}")
     assert text.count(r" \\") == 2 + len(METHODS)

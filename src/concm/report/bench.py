@@ -131,14 +131,15 @@ class BenchTable:
         return {at for at, value in enumerate(_figures(row)) if value == max(columns[at])}
 
     def to_csv(self) -> str:
-        """Every run on a line of its own: method, draw, seed, figures by session, AHM and FA."""
+        """Every run on a line of its own: method, draw, seed, HM, base and novel accuracy by session, AHM and FA."""
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
-        sessions = range(1, self.table.cut.sessions + 1)
-        writer.writerow(["method", "draw", "seed", "base", *(f"hm_{at}" for at in sessions), "ahm", "fa"])
+        later = range(1, self.table.cut.sessions + 1)
+        parts = [f"{what}_{at}" for what in ("hm", "base", "novel") for at in later]
+        writer.writerow(["method", "draw", "seed", "base", *parts, "ahm", "fa"])
         for result in self.results:
-            heading, summary = result.heading, result.summary
-            by_session = [figures.hm for figures in result.sessions[1:]]
+            heading, summary, after = result.heading, result.summary, result.sessions[1:]
+            by_session = [getattr(figures, what) for what in ("hm", "acc_base", "acc_novel") for figures in after]
             figures = [summary.base_acc, *by_session, summary.ahm, summary.fa]
             writer.writerow([heading.label, heading.draw, heading.seed, *figures])
         return file.getvalue()

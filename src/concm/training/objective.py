@@ -109,7 +109,8 @@ class TwoViews(Objective):
 
     def views(self, pixels: Tensor, labels: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
         """A weak and a strong view (2n, 3, s, s) and their labels (n,); random is (n, 2, RANDOMS)."""
-        recipe, size = self.settings, self.transform.size
+        recipe = self.settings
+        size = round(recipe.side * self.transform.size)
         weak = augment.cut_out(augment.weak(pixels, random[:, 0], size), random[:, 0], recipe.cutout)
         strong = augment.strong(pixels, random[:, 1], size, recipe.scale_min, recipe.jitter, recipe.grey)
         images = torch.cat([weak, strong])

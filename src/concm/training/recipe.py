@@ -47,6 +47,13 @@ class Recipe(Schedule):
         0.2, "Share of SimCLR in the contrastive losses; the rest is supervised contrast.", least=0, most=1
     )
     temperature: float = setting(0.1, "Temperature of both contrastive losses.", above=0)
+    side: float = setting(
+        1.0,
+        "Side of the views as a share of the pictures that are read later: less costs less, and crops look larger than "
+        "they will be.",
+        above=0,
+        most=1,
+    )
     scale_min: float = setting(0.3, "Smallest area of the strong view's crop.", above=0, most=1)
     jitter: float = setting(
         0.4, "Strength of changes in brightness, contrast and saturation of the strong view.", least=0

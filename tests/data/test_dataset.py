@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from concm.data import images
 from concm.data.dataset import Dataset, ImageSet, load_dataset
 from concm.data.scenarios import Scenario, of_folder
 from concm.errors import ConcmError, Misuse
-from tests.support.data import write_cifar, write_class_folders, write_picture
+from tests.support.data import noise, write_cifar, write_class_folders, write_picture
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -76,6 +77,17 @@ def test_classes_that_the_scenario_does_not_have_are_left_out(tmp_path):
     (tmp_path / "train" / "zebra" / "0.png").write_text("not even read")
     dataset, _ = load_dataset(scenario_of("ant", "bee", "cat"), tmp_path)
     assert classes_of(dataset.train) == ["ant", "bee", "cat"]
+
+
+def test_grey_pictures_among_coloured_ones_show_the_same_grey_in_three_channels(tmp_path):
+    write_data(tmp_path, {"ant": 1, "bee": 1, "cat": 1})
+    grey = Image.fromarray(noise(5)[:, :, 0])
+    grey.save(tmp_path / "train" / "bee" / "0.png")
+    grey.save(tmp_path / "test" / "cat" / "0.png")
+    dataset, _ = load_dataset(scenario_of("ant", "bee", "cat"), tmp_path)
+    for part, label in ((dataset.train, 1), (dataset.test, 2)):
+        shown = part.pixels[part.rows[part.labels == label]][0]
+        np.testing.assert_array_equal(shown, np.repeat(np.asarray(grey)[:, :, None], 3, axis=2))
 
 
 @pytest.mark.parametrize("part", ["training", "test"])

@@ -17,6 +17,7 @@ SIZES = {
     "cub200": (100, 10, 10),
     "imagenet1k": (600, 8, 50),
     "mini_to_cifar": (60, 8, 5),
+    "tiny_imagenet": (120, 8, 10),
 }
 PLACES = [
     ("cifar100", 0, "apple", "apple"),
@@ -33,6 +34,8 @@ PLACES = [
     ("imagenet1k", 999, "n15075141", "toilet tissue"),
     ("mini_to_cifar", 0, "n01532829", "house finch"),
     ("mini_to_cifar", 60, "plain", "plain"),
+    ("tiny_imagenet", 0, "n02124075", "Egyptian cat"),
+    ("tiny_imagenet", 1, "n04067472", "reel"),
 ]
 
 
@@ -40,7 +43,7 @@ def folder_of(classes: int, *, base: int, way: int = 5, shot: int = 5) -> Scenar
     return of_folder([f"class {at:03}" for at in range(classes)], base=base, way=way, shot=shot)
 
 
-def test_five_scenarios_are_bundled():
+def test_six_scenarios_are_bundled():
     assert scenarios.names() == sorted(SIZES)
 
 
@@ -73,6 +76,11 @@ def test_mini_to_cifar_joins_mini_imagenets_base_classes_and_cifars_novel_ones()
     assert joined.names == mini.names[:60] + cifar.names[60:]
     assert joined.parts == (("mini_imagenet", 0, 60), ("cifar100", 60, 100))
     assert joined.transform == mini.transform
+
+
+def test_tiny_imagenets_classes_are_among_imagenets_by_the_same_names():
+    tiny, whole = (scenarios.load_scenario(name) for name in ("tiny_imagenet", "imagenet1k"))
+    assert set(zip(tiny.keys, tiny.names, strict=True)) < set(zip(whole.keys, whole.names, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +198,7 @@ def test_a_mistyped_scenario_gets_the_nearest_name(typed, meant):
 
 
 def test_a_scenario_that_resembles_none_gets_the_whole_list():
-    with pytest.raises(Misuse, match="there are: cifar100, cub200, imagenet1k, mini_imagenet, mini_to_cifar"):
+    with pytest.raises(Misuse, match=f"there are: {', '.join(sorted(SIZES))}"):
         scenarios.load_scenario("xyzzy")
 
 

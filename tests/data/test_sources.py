@@ -30,6 +30,8 @@ LISTED = {  # mini-ImageNet's names and classes
     "test.csv": {"n0153282900000040.jpg": "n01532829", "n0155899300000022.jpg": "n01558993"},
 }
 
+TINY = ["n02124075", "n04067472"]
+
 
 def files_of(part: Pictures, root: Path) -> dict[str, str]:
     """Which file has which class."""
@@ -167,6 +169,46 @@ def test_a_list_without_the_right_columns_is_refused_by_path(tmp_path):
     write_lists(tmp_path)
     (tmp_path / "test.csv").write_text("".join(f"{name},{key}\n" for name, key in LISTED["test.csv"].items()))
     with pytest.raises(ConcmError, match=str(tmp_path / "test.csv")):
+        find_source(tmp_path)
+
+
+# Tiny-ImageNet
+
+
+def write_tiny(folder: Path, val: str = "val/images") -> None:
+    """Two classes in its own layout, with the boxes and the unlabelled pictures that it has too."""
+    for at, key in enumerate(TINY):
+        write_picture(folder / "train" / key / "images" / f"{key}_0.JPEG", at)
+        (folder / "train" / key / f"{key}_boxes.txt").write_text(f"{key}_0.JPEG\t0\t10\t63\t58\n")
+        write_picture(folder / val.format(key) / f"val_{at}.JPEG", 10 + at)
+    write_picture(folder / "test" / "images" / "test_0.JPEG", 20)
+    (folder / "val" / "val_annotations.txt").write_text(
+        "".join(f"val_{at}.JPEG\t{key}\t0\t32\t44\t62\n" for at, key in reversed(list(enumerate(TINY))))
+    )
+
+
+@pytest.mark.parametrize("val", ["val/images", "val/{}/images"], ids=["as it comes", "sorted into class folders"])
+@pytest.mark.parametrize("at", [".", "tiny-imagenet-200"], ids=["the folder itself", "the folder above"])
+def test_tiny_imagenet_is_tested_on_its_labelled_pictures(tmp_path, at, val):
+    write_tiny(tmp_path / at, val)
+    source = find_source(tmp_path)
+    assert files_of(source.train, tmp_path / at / "train") == {f"{key}/images/{key}_0.JPEG": key for key in TINY}
+    assert dict(zip(source.test.ids, source.test.keys, strict=True)) == {"val_0.JPEG": TINY[0], "val_1.JPEG": TINY[1]}
+    assert [path.name for path in source.test.paths] == source.test.ids
+
+
+def test_tiny_imagenet_without_a_picture_that_it_lists_is_refused_by_its_name(tmp_path):
+    write_tiny(tmp_path)
+    (tmp_path / "val" / "images" / "val_1.JPEG").unlink()
+    with pytest.raises(ConcmError, match=rf"val_annotations\.txt lists val_1\.JPEG.*{tmp_path / 'val'}"):
+        find_source(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"val_0.JPEG\n"], ids=["binary", "no class"])
+def test_a_list_of_tiny_imagenet_that_is_none_is_refused_by_path(tmp_path, content):
+    write_tiny(tmp_path)
+    (tmp_path / "val" / "val_annotations.txt").write_bytes(content)
+    with pytest.raises(ConcmError, match=str(tmp_path / "val" / "val_annotations.txt")):
         find_source(tmp_path)
 
 

@@ -70,7 +70,7 @@ class PictureOptions:
     """Which pictures, cut into which sessions."""
 
     data: Path
-    "The folder with the pictures: cifar-100-python, CUB_200_2011, mini-ImageNet, or one folder per class."
+    "The folder with the pictures: cifar-100-python, CUB_200_2011, mini- or Tiny-ImageNet, or one folder per class."
     base: int | None = None
     "Number of base classes (your own folders only)."
     way: int | None = None

@@ -50,7 +50,7 @@ class Source:
 
 
 def find_source(root: Path, *, splits: Path | None = None, test_share: float = 0.2, seed: int = 0) -> Source:
-    """Recognise the layout under `root`: cifar-100-python, CUB-200-2011, mini-ImageNet or class folders."""
+    """Recognise the layout under `root`: cifar-100-python, CUB-200-2011, mini- or Tiny-ImageNet, or class folders."""
     if not root.is_dir():
         raise ConcmError(f"no data folder at {root}; `data` takes the folder that holds the pictures")
     for folder in (root, root / "cifar-100-python"):
@@ -62,6 +62,9 @@ def find_source(root: Path, *, splits: Path | None = None, test_share: float = 0
     for folder in (root, root / "split", *([splits] if splits else [])):
         if (folder / "train.csv").is_file() and (folder / "test.csv").is_file():
             return _listed(root, folder)
+    for folder in (root, root / "tiny-imagenet-200"):
+        if (folder / "val" / "val_annotations.txt").is_file():
+            return _tiny(folder)
     return _folders(root, test_share, seed)
 
 
@@ -126,6 +129,23 @@ def _listed(root: Path, lists: Path) -> Source:
         return builder.done()
 
     return Source(part("train.csv"), part("test.csv"))
+
+
+def _tiny(folder: Path) -> Source:
+    """Tiny-ImageNet: class folders under train/; the pictures of val/ are the test part, with their classes in a list.
+
+    The part that it calls test has no labels.
+    """
+    listed = folder / "val" / "val_annotations.txt"
+    where = {path.name: path for path in pictures_under(listed.parent)}
+    builder = _Builder(listed.parent)
+    with loading(listed, "list of Tiny-ImageNet", "download Tiny-ImageNet again"):
+        for line in listed.read_text(encoding="utf-8").splitlines():
+            name, key = line.split("\t")[:2]
+            if name not in where:
+                raise ConcmError(f"{listed} lists {name:.100}, which is nowhere under {listed.parent}")
+            builder.add(name, key, where[name])
+    return Source(_class_folders(folder / "train"), builder.done())
 
 
 def _folders(root: Path, test_share: float, seed: int) -> Source:

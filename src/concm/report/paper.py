@@ -141,7 +141,7 @@ def _costs(results: Path) -> Iterator[Section]:
 
 def _insides(results: Path) -> Iterator[Section]:
     """Prototypes, similarities, confusion and pictures of single runs."""
-    for scenario in ("mini_imagenet", "cifar100", "cub200"):
+    for scenario in ("mini_imagenet", "cifar100", "cub200", "tiny_imagenet"):
         looks = _probes(results, scenario)
         if not looks:
             continue

@@ -19,8 +19,16 @@ EVERY = list(experiments().values())
 
 @pytest.mark.parametrize("experiment", EVERY, ids=lambda experiment: experiment.name)
 def test_every_run_of_an_experiment_is_a_method_that_there_is(experiment):
-    for label in experiment.methods:
+    for label in experiment.methods():
         choose(label)
+
+
+@pytest.mark.parametrize("experiment", EVERY, ids=lambda experiment: experiment.name)
+def test_the_runs_in_the_papers_own_form_can_be_left_out(experiment):
+    ours = {line.ours for line in experiment.lines if line.ours}
+    forms = {line.form for line in experiment.lines if line.form}
+    assert ours <= set(experiment.methods(ours_only=True))
+    assert {label for label in experiment.methods() if label not in experiment.methods(ours_only=True)} <= forms
 
 
 @pytest.mark.parametrize("experiment", EVERY, ids=lambda experiment: experiment.name)

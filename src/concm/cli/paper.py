@@ -45,6 +45,7 @@ def run(
     out: Path = Path("runs/paper"),
     draws: int = 5,
     seed: int = 0,
+    ours_only: bool = False,
     jobs: int | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     on: str = "here",
@@ -65,6 +66,8 @@ def run(
         Draws of the shots; figures are means over them.
     seed
         Seed of the first draw, and of the methods.
+    ours_only
+        Leave out the runs in the paper's own form, which take minutes each without a GPU.
     jobs
         Runs at a time; by default one per core, and one at a time on a GPU.
     device
@@ -92,7 +95,7 @@ def run(
             continue
         text.say(f"{experiment.name}: {experiment.title}")
         with place(on, asked_for, jobs) as where:
-            table = experiment.run(source, out, where, draws=draws, seed=seed)
+            table = experiment.run(source, out, where, draws=draws, seed=seed, ours_only=ours_only)
         table.save(results / f"{experiment.name}.json")
         text.say(f"wrote {results / experiment.name}.json")
         looks = results / PROBES.format(experiment.scenario)

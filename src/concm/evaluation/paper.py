@@ -41,10 +41,9 @@ class Experiment:
     way: int | None = None
     shot: int | None = None
 
-    @property
-    def methods(self) -> list[str]:
-        """The runs that it needs, each once."""
-        words = [word for line in self.lines for word in (line.ours, line.form) if word]
+    def methods(self, ours_only: bool = False) -> list[str]:
+        """The runs that it needs, each once: those of both forms, or in this library's form alone."""
+        words = [word for line in self.lines for word in (line.ours, None if ours_only else line.form) if word]
         return list(dict.fromkeys([*words, *METHODS]))
 
     @property
@@ -66,10 +65,10 @@ class Experiment:
             return BankSource(self.scenario, file, self.way, self.shot)
         return BankSource(self.scenario, None, self.way, self.shot) if ships(self.scenario) else None
 
-    def run(self, source: BankSource, out: Path, where: Place, *, draws: int, seed: int) -> Table:
+    def run(self, source: BankSource, out: Path, where: Place, *, draws: int, seed: int, ours_only: bool) -> Table:
         """The table of all runs; those that are finished in `out` are not repeated."""
-        bank = source.bank()
-        tasks = tasks_of(self.methods, draws=draws, seeds=1, seed=seed, splits=None, device=where.device)
+        bank, methods = source.bank(), self.methods(ours_only)
+        tasks = tasks_of(methods, draws=draws, seeds=1, seed=seed, splits=None, device=where.device)
         results = finish(tasks, source, bank, out, where)
         return Table.of(bank, results, draws, where.at_once and min(len(tasks), where.at_once))
 

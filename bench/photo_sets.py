@@ -4,9 +4,10 @@
     python bench/photo_sets.py --json docs/results/photo_sets.json --markdown
 
 GroceryStoreDataset's folder holds classes.csv and the lists train.txt, test.txt and val.txt: 41 base classes, then four
-sessions of ten. CUB holds train/ and test/ with one folder per class: of its first 100 classes, 60 are base classes,
-then four sessions of ten. A base class has 20 photos. What is in the file already is not run again; `--markdown` prints
-its tables as docs/photos.md has them. It needs the extra `bench`, for scikit-learn.
+sessions of ten, in a random order. CUB holds train/ and test/ with one folder per class: of its first 100 classes, in
+their own order, 60 are base classes, then four sessions of ten. A base class has 20 photos. What is in the
+file already is not run again; `--markdown` prints its tables as docs/photos.md has them. It needs the extra `bench`,
+for scikit-learn.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def grocery(folder: Path) -> PhotoSet:
 
 
 def cub(folder: Path) -> PhotoSet:
-    folders = shuffled(sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())[:100])
+    folders = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())[:100]
 
     def part(named: str, most: int | None = None) -> Paths:
         found = {key: sorted((folder / named / key).iterdir())[:most] for key in folders}

@@ -41,6 +41,7 @@ def page(found: Table, others: list[Table], picture: str) -> str:
     if owned or plain:
         lines += _with_own_base_session(owned, plain)
     sources = [(row, found) for row in found.rows]
+    sources += [(row, other) for other in fuller for row in other.rows if found.row(row.method) is None]
     sources += [(row, other) for other in [*tuned, *owned] for row in _own(other)]
     rows = [row for row, _ in sources]
     parts = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from concm.evaluation.statistics import Table
 from concm.methods.registry import known
 from concm.records import to_json
@@ -58,7 +60,8 @@ def given(found: Table) -> str:
 
 def ran(found: Table) -> str:
     """Where, and how many at a time: what seconds mean."""
-    at_once = found.at_once
-    return f"{found.draws} draws, measured on {found.rows[0].device}" + (
-        f", {at_once} runs at a time" if at_once else ""
-    )
+    main = Counter(row.device for row in found.rows).most_common(1)[0][0]
+    said = f"{found.draws} draws, measured on {main}" + (f", {found.at_once} runs at a time" if found.at_once else "")
+    elsewhere = [f"`{row.method}`" for row in found.rows if row.device != main]
+    others = " and ".join(dict.fromkeys(str(row.device) for row in found.rows if row.device != main))
+    return f"{said} ({', '.join(elsewhere)} on {others})" if elsewhere else said

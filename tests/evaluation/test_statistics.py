@@ -143,10 +143,10 @@ def test_a_table_comes_back_as_it_was_written_and_knows_what_may_stand_beside_it
 
 def test_a_table_says_what_its_bank_gave():
     bank = make_bank(images=8, views=2)
-    assert Table.of(bank, [made("ncm", *RUN)], draws=1).given == Given(8, 8, 0, 8, 2, 2)
+    assert Table.of(bank, [made("ncm", *RUN)], draws=1).given == Given(8, 8, 0, 8, 2, 2, test=8)
     some = replace(bank.base, views=None, held=torch.arange(len(bank.base.labels)) >= 28)
     part = replace(bank, base=some, counts=bank.counts + 92)
-    assert Given.of(part) == Given(base=7, on=100, held=1, candidates=8, views=2, base_views=0)
+    assert Given.of(part) == Given(base=7, on=100, held=1, candidates=8, views=2, base_views=0, test=8)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"scenario": "x"}', "\x00"])

@@ -13,7 +13,7 @@ from concm.features.bank import Bank, Part
 @dataclass(frozen=True)
 class Given:
     """Images of the class that has most: `base` ones of as many as were trained `on`, those that were `held` out of
-    that, and `candidates` of a novel class; with the `views` of a candidate and of a base image.
+    that, `candidates` of a novel class and `test` images; with the `views` of a candidate and of a base image.
     """
 
     base: int
@@ -22,6 +22,7 @@ class Given:
     candidates: int
     views: int
     base_views: int
+    test: int | None = None
 
     @classmethod
     def of(cls, bank: Bank) -> Given:
@@ -34,6 +35,7 @@ class Given:
             candidates=_most(bank.novel.labels),
             views=_views(bank.novel),
             base_views=_views(bank.base),
+            test=_most(bank.test.labels),
         )
 
 

@@ -54,7 +54,8 @@ def given(found: Table) -> str:
         f" So what is trained on base features sees {100 * bank.base / bank.on:.0f} % of them, and references are no "
         "upper bounds."
     )
-    about = f" Methods see {trained}{held}{viewed}, and {shots}; the backbone saw each picture {seen}."
+    tested = f" They are tested on {bank.test} images of a class." if bank.test else ""
+    about = f" Methods see {trained}{held}{viewed}, and {shots}; the backbone saw each picture {seen}.{tested}"
     return about + (part if bank.base < bank.on else "")
 
 

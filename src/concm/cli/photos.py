@@ -72,7 +72,7 @@ def learn(
         Teach the class by its name alone, before its first photo: it is expected to look like its kin.
     """
     from concm.classifier.archive import is_zip
-    from concm.classifier.folders import is_list
+    from concm.data.lists import is_list
 
     if by_name and images:
         raise Misuse("`by_name` teaches a class without photos, and photos are given")

@@ -120,6 +120,7 @@ def features(
     base_limit: int | None = None,
     novel_limit: int | None = None,
     precision: Literal["int8", "float16", "float32"] = "float16",
+    shards: int | None = None,
     batch: int = 256,
     seed: int = 0,
     on: str = "here",
@@ -133,7 +134,7 @@ def features(
     backbone
         A run folder or file of `concm train`, or any other backbone (see `concm backbones --help`).
     out
-        The bank to write.
+        The bank to write: a file, or with `--shards` a folder.
     validate
         Extract the validation scenario of a backbone trained with `--validate`: the bank to choose settings on.
     views
@@ -157,6 +158,8 @@ def features(
         Candidates to keep of each novel class.
     precision
         How features are stored; int8 has a scale per dimension.
+    shards
+        Write a folder of so many files, which is read as one bank, in place of one file.
     batch
         Images encoded at once.
     seed
@@ -165,13 +168,14 @@ def features(
         Where pictures are encoded: `here`; `ray`, a Ray cluster that is started for this command, or the one that
         RAY_ADDRESS names; or `ray://HOST:PORT`. Workers read the same paths, and what was interrupted goes on.
     """
-    at_least(1, batch=batch)
+    at_least(1, batch=batch, **({} if shards is None else {"shards": shards}))
     at_least(0, views=views, seed=seed)
     from concm.backbones.encoder import load_encoder
     from concm.evaluation.controls import average, nearest_mean
     from concm.features.extract import extract
     from concm.features.sessions import draw
     from concm.features.shards import Shards
+    from concm.features.split import bank_size
     from concm.files import refuse_stream
     from concm.report import tables as text
 
@@ -205,12 +209,12 @@ def features(
         # Kept with the bank, so that what storing it cost can be checked without the original features.
         runs = nearest_mean(bank, [draw(bank, seed) for seed in range(5)])
         bank = replace(bank, card=replace(bank.card, nearest_mean=average(runs)))
-        bank.save(out, precision)
+        bank.save(out, precision, shards)
         if isinstance(where, Shards):
             where.clear()
         text.show_bank(bank)
         text.show_nearest_mean(bank.scenario, runs, "mean ± spread of 5 draws")
-        text.say(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")
+        text.say(f"wrote {out} ({bank_size(out) / 1e6:.1f} MB)")
 
 
 def bank(

@@ -165,15 +165,20 @@ def test_a_cluster_finds_what_this_machine_finds_and_a_killed_worker_costs_one_t
 
 @pytest.mark.usefixtures("ray")
 @pytest.mark.slow
-def test_features_of_a_cluster_are_those_of_this_machine(trained, tmp_path, capsys):
+def test_features_of_lists_on_a_cluster_are_those_of_folders_on_this_machine(trained, tmp_path, capsys):
     data, run = trained
-    asked = ["features", "folder", "--data", data, *CUT, "--backbone", run, "--batch", 4]
-    assert call(*asked, "--out", tmp_path / "there", "--on", "ray", "--shards", 3) == 0
+    (tmp_path / "lists").mkdir()
+    for part in ("train", "test"):
+        rows = [f"{path},{path.parent.name},{part}" for path in sorted((data / part).rglob("*.png"))]
+        (tmp_path / "lists" / f"{part}.csv").write_text("\n".join(["path,label,part", *rows]))
+    asked = ["features", "folder", *CUT, "--backbone", run, "--batch", 4]
+    there = ["--data", tmp_path / "lists", "--out", tmp_path / "there", "--on", "ray", "--shards", 3]
+    assert call(*asked, *there) == 0
     assert complaints(capsys.readouterr().err) == []
-    assert call(*asked, "--out", tmp_path / "here.safetensors") == 0
+    assert call(*asked, "--data", data, "--out", tmp_path / "here.safetensors") == 0
     one, other = Bank.load(tmp_path / "here.safetensors"), Bank.load(tmp_path / "there")
     assert torch.allclose(one.test.features, other.test.features, atol=1e-3)
-    assert (one.base.ids, one.novel.ids) == (other.base.ids, other.novel.ids)
+    assert [f"{data}/train/{name}" for name in one.base.ids] == other.base.ids
     assert not (tmp_path / "there.shards").exists()
 
 

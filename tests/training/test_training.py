@@ -21,6 +21,7 @@ from concm.files import load_tensors
 from concm.training import checkpoint, loop
 from concm.training.loop import BaseRun
 from concm.training.objective import TwoViews
+from tests.support.pair import NETWORK
 from tests.support.tiny import CUT, call, environment, same, sentence, typed, weights, write_tiny
 
 EPOCHS, STEPS = 2, 8  # 32 base pictures in batches of 8
@@ -40,7 +41,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory):
 
 def training(data: Path, out: Path, *more: object, **options: object) -> list[object]:
     """The words of `concm train` on the tiny folder."""
-    settings = {"backbone": "resnet20", "epochs": EPOCHS, "batch": 8, "warmup": 1, "held-out": 0} | options
+    settings = {"backbone": NETWORK, "epochs": EPOCHS, "batch": 8, "warmup": 1, "held-out": 0} | options
     spelled = [word for name, value in settings.items() for word in (f"--{name}", value)]
     return ["train", "folder", "--data", data, "--out", out, *CUT, *spelled, *more]
 
@@ -330,7 +331,7 @@ def refusal(capsys, *words: object, code: int) -> str:
     [
         ({"lr": 0.3}, [], "recipe is different: lr 0.2, not 0.3"),
         ({"seed": 3, "epochs": 3}, [], "epochs 2, not 3; seed 0, not 3"),
-        ({"backbone": "resnet18"}, [], "backbone is 'resnet20', not 'resnet18'"),
+        ({"backbone": "resnet18"}, [], f"backbone is {NETWORK!r}, not 'resnet18'"),
         ({}, ["--validate"], "scenario is 'folder', not 'folder-validation'"),
     ],
     ids=["rate", "several settings", "backbone", "scenario"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def lines(source: Path) -> Iterator[Line]:
                 if not {"path", "label"} <= set(rows.fieldnames or ()):
                     raise ConcmError(f"{file} should begin with the line path,label")
                 yield from (_line(file, number, row) for number, row in enumerate(rows, 2))
-        except (UnicodeDecodeError, csv.Error) as error:
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise ConcmError(f"{file} is no CSV file of UTF-8 text ({error})") from error
 
 
@@ -54,14 +55,16 @@ def _files(folder: Path) -> list[Path]:
     """The CSV files of a folder, in order; none if it has folders, for then those are its classes."""
     if not os.path.isdir(folder):
         return []
-    inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    if any(path.is_dir() for path in inside):
+    with os.scandir(folder) as entries:
+        inside = [entry for entry in entries if not entry.name.startswith(".")]
+    if any(entry.is_dir() for entry in inside):
         return []
-    return sorted(path for path in inside if path.suffix.lower() == ".csv")
+    return sorted(Path(entry) for entry in inside if entry.name.lower().endswith(".csv") and entry.is_file())
 
 
 def _begins(file: Path) -> bool:
     """Whether a file begins as a list of pictures does; others have lists of other columns."""
-    with file.open("rb") as raw:
+    with suppress(OSError), file.open("rb") as raw:
         head = raw.readline(1000).removeprefix(b"\xef\xbb\xbf").decode(errors="replace")
-    return {"path", "label"} <= {word.strip().strip('"') for word in head.split(",")}
+        return {"path", "label"} <= {word.strip().strip('"') for word in head.split(",")}
+    return False

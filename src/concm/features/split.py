@@ -62,6 +62,11 @@ def load_split(folder: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
         return tensors | {name: torch.cat([own[name] for own in found]) for name in found[0]}, meta
 
 
+def is_split(path: Path) -> bool:
+    """Whether there is a bank in many files."""
+    return (path / INDEX).is_file()
+
+
 def bank_size(path: Path) -> int:
     """Bytes of a bank, in one file or in many."""
     return sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else path.stat().st_size

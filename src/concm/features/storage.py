@@ -15,7 +15,7 @@ from concm.backbones.encoder import Identity
 from concm.data.scenarios import Scenario, load_scenario
 from concm.errors import ConcmError, Misuse, at_least, loading
 from concm.features.bank import Bank, Card, Part, Precision, fewest_candidates
-from concm.features.split import bank_size, load_split, save_split
+from concm.features.split import bank_size, is_split, load_split, save_split
 from concm.files import load_tensors, save_tensors
 from concm.records import from_json, to_json
 
@@ -68,7 +68,7 @@ def _grid(features: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 def load_bank(path: Path, scenario: str | None) -> Bank:
     """Read a bank, as float32; one that was made for another scenario, or is damaged, is refused."""
-    tensors, meta = load_split(path, KIND) if path.is_dir() else load_tensors(path, KIND)
+    tensors, meta = load_split(path, KIND) if is_split(path) else load_tensors(path, KIND)
     with loading(path, "feature bank", "extract it again"):
         bank = _bank(tensors, meta, bank_size(path))
         _consistent(bank)

@@ -138,9 +138,18 @@ def main() -> None:
     for row in rows:
         print(f"{row['where']:24} {row['seconds']:8.1f} s")
     print(f"results are {'equal, bit for bit' if equal else 'DIFFERENT'}")
+    local, started = seconds["local, 2 jobs"], seconds["ray, started for it"]
+    found = {
+        "overhead": round(started - local, 1),
+        "allowed": round(10 + 0.05 * local, 1),
+        "two workers against one": round(seconds["ray, 1 worker"] / seconds["ray, 2 workers"], 2),
+        "a killed worker costs": round(seconds["a worker killed once"] - seconds["no worker killed"], 1),
+    }
+    for what, value in found.items():
+        print(f"{what:24} {value:8}")
     if options.json:
         about = {"machine": platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg()[2]}
-        done = {**about, "method": options.method, "draws": options.draws, "equal": equal, "rows": rows}
+        done = {**about, "method": options.method, "draws": options.draws, "equal": equal, **found, "rows": rows}
         options.json.write_text(json.dumps(done, indent=1) + "\n")
 
 

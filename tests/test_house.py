@@ -169,6 +169,9 @@ def test_importing_it_imports_nothing_slow_and_changes_nothing():
         "assert not {'torch', 'numpy', 'PIL', 'rich', 'matplotlib'} & set(sys.modules)\n"
         "import concm.data.images, concm.report.figures, concm.classifier.classifier\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
+        "from concm.methods import entries\n"
+        "assert entries()\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

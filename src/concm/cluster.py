@@ -6,8 +6,8 @@ import logging
 import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 from concm.errors import ConcmError, Misuse
@@ -59,6 +59,13 @@ class Cluster:
         """How much the cluster has of a resource: `CPU`, `GPU`."""
         return float(self._ray.cluster_resources().get(name, 0))
 
+    def device(self, wanted: str) -> str:
+        """On what its workers compute: `cpu` or `cuda`, where a GPU is wanted (`auto` too) and there is one."""
+        has = bool(self.resource("GPU"))
+        if wanted == "cuda" and not has:
+            raise Misuse("`device=cuda`, but the cluster has no GPU")
+        return "cuda" if has and wanted != "cpu" else "cpu"
+
     def ask(self, question: Callable[..., Any], *words: Any, gpus: float = 0) -> Any:
         """What a function returns on one of the machines."""
         return self._got(self._task(question, gpus).remote(*words))
@@ -99,6 +106,23 @@ class Cluster:
         except failures.RayError as error:
             said = str(error).strip().splitlines()[0]
             raise ConcmError(f"a job was killed {RETRIES + 1} times, perhaps for want of memory ({said})") from error
+
+
+@contextmanager
+def joined(on: str) -> Iterator[Cluster | None]:
+    """The cluster that is called `ray` or `ray://HOST:PORT`, for as long as the block takes; none if it is `here`."""
+    if on == "here":
+        yield None
+    elif on == "ray" or on.startswith("ray://"):
+        with Cluster(on) as cluster:
+            yield cluster
+    else:
+        raise Misuse(f"`on` is here, ray or ray://HOST:PORT, not {on!r}")
+
+
+def ahead(cluster: Cluster, device: str) -> int:
+    """Jobs to hand out at a time: two for each worker, so that neither memory nor the cluster's queue fills up."""
+    return max(1, round(2 * cluster.resource("GPU" if device == "cuda" else "CPU")))
 
 
 def _imported() -> Any:

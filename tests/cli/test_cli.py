@@ -180,12 +180,11 @@ def test_limits_keep_a_part_of_the_same_features(data, backbone, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_extract_the_bank_of_one(data, backbone, tmp_path):
-    files = [tmp_path / "one", tmp_path / "two"]
-    for devices, file in enumerate(files, 1):
-        words = features(data, backbone, file, "--devices", devices, "--views", 2, "--precision", "float32")
-        done = typed(*words)
-        assert done.returncode == 0, done.stderr
-    one, two = map(banks.Bank.load, files)
+    more = ("--views", 2, "--precision", "float32")
+    assert call(*features(data, backbone, tmp_path / "one", *more)) == 0
+    done = typed(*features(data, backbone, tmp_path / "two", "--devices", 2, *more))
+    assert done.returncode == 0, done.stderr
+    one, two = (banks.Bank.load(tmp_path / name) for name in ("one", "two"))
     for name in ("base", "novel", "test"):
         ours, theirs = getattr(one, name), getattr(two, name)
         assert ours.labels.tolist() == theirs.labels.tolist()

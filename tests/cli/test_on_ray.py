@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -121,36 +124,75 @@ def test_a_machine_that_has_not_the_user_s_file_gets_it_with_the_task(bank, tmp_
     assert task.choice().source == before
 
 
-@needs_ray
+@pytest.fixture(scope="module")
+def ray():
+    """A cluster of two cores that several tests join, as it is started only once."""
+    module = pytest.importorskip("ray", reason="Ray is not installed: pip install 'concm[ray]'")
+    before = signal.getsignal(signal.SIGTERM)
+    module.init("local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    yield
+    module.shutdown()
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Pictures, and the run folder of a backbone that was trained on them."""
+    root = tmp_path_factory.mktemp("trained")
+    data = write_tiny(root / "data")
+    run = ["train", "folder", "--data", data, *CUT, "--backbone", "resnet20", "--epochs", 1, "--batch", 16]
+    assert call(*run, "--out", root / "run") == 0
+    return data, root / "run"
+
+
+@pytest.mark.usefixtures("ray")
 @pytest.mark.slow
-def test_a_cluster_finds_what_this_machine_finds_and_a_killed_worker_costs_one_task(bank, tmp_path):
+def test_a_cluster_finds_what_this_machine_finds_and_a_killed_worker_costs_one_task(
+    bank, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     mark = tmp_path / "mark"
-    (tmp_path / "mine.py").write_text(OWN.format(mark=str(mark)))
+    Path("mine.py").write_text(OWN.format(mark=str(mark)))
     asked = ["bench", "--bank", bank, "--draws", 2, "--method", "mine.py:Mortal", "--device", "cpu"]
-    there = concm(tmp_path, *asked, "--out", "there", "--on", "ray")
-    assert (there.wait(300), complaints(there.communicate()[1])) == (0, [])
+    assert call(*asked, "--out", "there", "--on", "ray") == 0
+    assert complaints(capsys.readouterr().err) == []
     assert mark.exists()
-    here = concm(tmp_path, *asked, "--out", "here", "--jobs", 1)
-    assert (here.wait(300), complaints(here.communicate()[1])) == (0, [])
+    assert call(*asked, "--out", "here", "--jobs", 1) == 0
     found = figures(tmp_path / "here")
     assert len(found) >= 4
     assert found == figures(tmp_path / "there")
 
 
-@needs_ray
+@pytest.mark.usefixtures("ray")
 @pytest.mark.slow
-def test_features_of_a_cluster_are_those_of_this_machine(tmp_path):
-    data = write_tiny(tmp_path / "data")
-    run = ["train", "folder", "--data", data, *CUT, "--backbone", "resnet20", "--epochs", 1, "--batch", 16]
-    assert call(*run, "--out", tmp_path / "run") == 0
-    asked = ["features", "folder", "--data", data, *CUT, "--backbone", tmp_path / "run", "--batch", 4]
-    there = concm(tmp_path, *asked, "--out", "there.safetensors", "--on", "ray")
-    assert (there.wait(300), complaints(there.communicate()[1])) == (0, [])
-    assert call(*asked, "--out", tmp_path / "here.safetensors") == 0
-    one, other = (Bank.load(tmp_path / f"{name}.safetensors") for name in ("here", "there"))
+def test_features_of_lists_on_a_cluster_are_those_of_folders_on_this_machine(trained, tmp_path, capsys):
+    data, run = trained
+    (tmp_path / "lists").mkdir()
+    for part in ("train", "test"):
+        rows = [f"{path},{path.parent.name},{part}" for path in sorted((data / part).rglob("*.png"))]
+        (tmp_path / "lists" / f"{part}.csv").write_text("\n".join(["path,label,part", *rows]))
+    asked = ["features", "folder", *CUT, "--backbone", run, "--batch", 4]
+    there = ["--data", tmp_path / "lists", "--out", tmp_path / "there", "--on", "ray", "--shards", 3]
+    assert call(*asked, *there) == 0
+    assert complaints(capsys.readouterr().err) == []
+    assert call(*asked, "--data", data, "--out", tmp_path / "here.safetensors") == 0
+    one, other = Bank.load(tmp_path / "here.safetensors"), Bank.load(tmp_path / "there")
     assert torch.allclose(one.test.features, other.test.features, atol=1e-3)
-    assert (one.base.ids, one.novel.ids) == (other.base.ids, other.novel.ids)
-    assert not (tmp_path / "there.safetensors.shards").exists()
+    assert [f"{data}/train/{name}" for name in one.base.ids] == other.base.ids
+    assert not (tmp_path / "there.shards").exists()
+
+
+@pytest.mark.usefixtures("ray", "cache")
+@pytest.mark.slow
+def test_a_store_of_a_cluster_knows_what_one_of_this_machine_knows(trained, tmp_path, monkeypatch, capsys):
+    data, run = trained
+    for on in ("ray", "here"):
+        monkeypatch.setenv("CONCM_CACHE", str(tmp_path / f"cache of {on}"))
+        assert call("fit", tmp_path / on, data / "train", "--backbone", run, "--device", "cpu", "--on", on) == 0
+        assert call("evaluate", tmp_path / on, data / "test", "--device", "cpu", "--json", "--on", on) == 0
+    told = [json.loads(text) for text in re.findall(r"^\{.*?^\}", capsys.readouterr().out, flags=re.M | re.S)]
+    assert told[0]["acc"] == pytest.approx(told[1]["acc"])
+    assert told[0]["ece"] == pytest.approx(told[1]["ece"], abs=0.01)
 
 
 @needs_ray

@@ -34,6 +34,7 @@ from concm.classifier.check import Check, check
 from concm.classifier.confidence import ENOUGH, Confidence
 from concm.classifier.corrections import Chosen, Correction
 from concm.classifier.duplicates import Duplicates, check_duplicates, only_new
+from concm.classifier.elsewhere import Elsewhere
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.evaluation import evaluate as measure
 from concm.classifier.folder import refuse_foreign, refuse_unwritable
@@ -46,6 +47,7 @@ from concm.classifier.rehearsal import Plan, rehearse
 from concm.classifier.rows import ClassRow, PhotoRow, VersionRow, state_file
 from concm.classifier.store import Store
 from concm.classifier.stream import BATCH, Encoded, encoded, in_parts, in_piles
+from concm.cluster import joined
 from concm.data.images import Broken, BrokenPicture
 from concm.data.scenarios import natural
 from concm.engine.concm import Engine
@@ -118,7 +120,7 @@ class Classifier:
         blocks: int | None = None,
         looks: int | None = None,
     ) -> None:
-        self.path = Path(path)
+        self.path, self._asked = Path(path), device
         self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
         if device == "cuda" and self.device == "cpu":
             raise Misuse("device cuda, but torch sees no GPU here")
@@ -200,11 +202,13 @@ class Classifier:
         similar_names: Similar = "refuse",
         lean: Lean = "even",
         settings: Settings | None = None,
+        on: str = "here",
     ) -> Classifier:
         """Make the store from the base classes, from which metric, kinship of names and confidence are learned.
 
         Where base and new classes compete, `lean` says what counts: accuracy over all classes (base), the harmonic mean
-        of both kinds (novel), or both alike. Without `settings`, how far names are trusted is rehearsed.
+        of both kinds (novel), or both alike. Without `settings`, how far names are trusted is rehearsed. `on` says
+        where photos are encoded: `here`, or on the workers of `ray` or `ray://HOST:PORT`, by the same paths.
         """
         check_duplicates(duplicates)
         if (found := self._found()) is not None:
@@ -215,8 +219,7 @@ class Classifier:
         refuse_similar(groups, (), similar_names)
         if len(groups) < 2:
             raise Misuse(f"fit needs two classes or more, and there is only {next(iter(groups))!r}")
-        lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True)
-        lesson = only_new(lesson, duplicates)
+        lesson = only_new(self._remembered(groups, broken, on), duplicates)
         if lost := groups.keys() - lesson.photos.keys():
             raise ConcmError(f"class {min(lost)!r} has no photo left that can be used")
         with one_thread() if len(lesson.names) <= FEW else nullcontext():
@@ -225,6 +228,12 @@ class Classifier:
         if not len(self.known().confidence.quantiles):
             self.remarks.append("so few photos do not tell what is usual: nothing will be called unknown")
         return self
+
+    def _remembered(self, groups: dict[str, list[Picture]], broken: Broken, on: str) -> Lesson:
+        """Photos that are encoded only once, by workers if there are any; interrupted, the same call does the rest."""
+        with joined(on) as cluster:
+            elsewhere = None if cluster is None else Elsewhere(cluster, cluster.device(self._asked))
+            return Lesson.of(self._encoder, groups, broken=broken, remember=True, elsewhere=elsewhere)
 
     def _fitted(self, lesson: Lesson, lean: Lean, settings: Settings | None) -> Engine:
         base = lesson.base_session()
@@ -452,12 +461,15 @@ class Classifier:
         unknown_rate: float = UNKNOWN_RATE,
         broken: Broken = "refuse",
         nested: Nested = "refuse",
+        on: str = "here",
     ) -> Evaluation:
-        """Measure accuracy and confidence on labelled photos; those of unknown classes should be called unknown."""
+        """Measure accuracy and confidence on labelled photos; those of unknown classes should be called unknown.
+
+        `on` says where photos are encoded, as in `fit`.
+        """
         check_rate(unknown_rate)
         self.known()
-        groups = by_class(photos, taught=False, nested=nested)
-        lesson = Lesson.of(self._encoder, groups, broken=broken, remember=True)
+        lesson = self._remembered(by_class(photos, taught=False, nested=nested), broken, on)
         known = self.known()
         names, base = known.engine.names, known.engine.memory.base
         scores = known.scores(lesson.features)

@@ -6,7 +6,6 @@ in nothing but their spelling.
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 from collections import Counter
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from concm.classifier.archive import Archive, Zipped, is_zip
+from concm.data.lists import is_list, lines
 from concm.data.sources import SUFFIXES, pictures_under
 from concm.errors import ConcmError, Misuse
 
@@ -66,26 +66,12 @@ def _folders(root: Path) -> list[Path]:
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def listed_photos(file: Path) -> dict[str, list[Path]]:
-    """Photos by class, from a CSV file that begins with the line `path,label`; paths count from where it lies."""
+def listed_photos(source: Path) -> dict[str, list[Path]]:
+    """Photos by class, from a list."""
     groups: dict[str, list[Path]] = {}
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as lines:
-            rows = csv.DictReader(lines)
-            if not {"path", "label"} <= set(rows.fieldnames or ()):
-                raise ConcmError(f"{file} should begin with the line path,label")
-            for number, row in enumerate(rows, 2):
-                if not row["path"] or not row["label"]:
-                    raise ConcmError(f"line {number} of {file} lacks a path or a label")
-                groups.setdefault(row["label"].strip(), []).append(file.parent / row["path"])
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ConcmError(f"{file} is no CSV file of UTF-8 text ({error})") from error
+    for line in lines(source):
+        groups.setdefault(line.label, []).append(line.path)
     return groups
-
-
-def is_list(source: object) -> bool:
-    """Whether this is a CSV file."""
-    return isinstance(source, str | os.PathLike) and Path(source).suffix.lower() == ".csv" and os.path.isfile(source)
 
 
 def left_out(words: Iterable[object]) -> list[str]:
@@ -131,7 +117,7 @@ def loose_photos(root: object) -> list[str]:
 
 def beside(source: object) -> list[str]:
     """What a folder of class folders holds that was not read, in sentences."""
-    return loose_photos(source) + left_out([source])
+    return [] if is_list(source) else loose_photos(source) + left_out([source])
 
 
 def refuse_similar(new: Iterable[str], known: Iterable[str], similar: Similar) -> None:

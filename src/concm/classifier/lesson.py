@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from concm.backbones.encoder import Encoder
+from concm.classifier.elsewhere import Elsewhere
 from concm.classifier.photos import Picture
 from concm.classifier.stream import Encoded, encoded
 from concm.data.images import Broken, BrokenPicture
@@ -33,12 +34,17 @@ class Lesson:
         *,
         broken: Broken,
         remember: bool = False,
+        elsewhere: Elsewhere | None = None,
     ) -> Lesson:
-        """Encode all pictures; broken ones are refused or skipped."""
+        """Encode all pictures, here or elsewhere; broken ones are refused or skipped."""
         if broken not in get_args(Broken):
             raise Misuse(f"`broken` is one of {', '.join(get_args(Broken))}, not {broken!r}")
         every = [(name, picture) for name, pictures in groups.items() for picture in pictures]
-        items = encoded(encoder, [picture for _, picture in every], remember=remember, title="reading photos")
+        pictures, title = [picture for _, picture in every], "reading photos"
+        if elsewhere is None:
+            items = encoded(encoder, pictures, remember=remember, title=title)
+        else:
+            items = elsewhere.encoded(encoder, pictures, title)
         found: dict[str, list[Encoded]] = {name: [] for name in groups}
         remarks: list[str] = []
         for (name, _), item in zip(every, items, strict=True):

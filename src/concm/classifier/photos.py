@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from concm.classifier.archive import Archive, Zipped, is_zip
-from concm.classifier.folders import Nested, class_folders, is_list, listed_photos, zipped_classes
+from concm.classifier.folders import Nested, class_folders, listed_photos, zipped_classes
 from concm.data.images import BrokenPicture, decode
+from concm.data.lists import is_list
 from concm.data.sources import SUFFIXES, pictures_under
 from concm.errors import ConcmError, Misuse
 

@@ -140,8 +140,8 @@ class FeatureCache:
     If it cannot be read or written, photos are simply encoded again.
     """
 
-    def __init__(self, encoder: Encoder) -> None:
-        about = [to_json(encoder.identity), encoder.device.type, PIXELS_VERSION]
+    def __init__(self, encoder: Encoder, device: str | None = None) -> None:
+        about = [to_json(encoder.identity), device or encoder.device.type, PIXELS_VERSION]
         self._of = hashlib.blake2b(json.dumps(about).encode(), digest_size=16).digest()
         self._mutex = threading.Lock()
         self._db: sqlite3.Connection | None = None

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from cyclopts import App, CycloptsError
 
 from concm import __version__, progress
-from concm.cli import base, bench, corrections, demo, keeping, lists, looking, paper, photos, serve
+from concm.cli import banks, base, bench, corrections, demo, keeping, lists, looking, paper, photos, serve
 from concm.cli.options import complain, in_options, printable_streams
 from concm.errors import ConcmError
 
@@ -30,7 +30,7 @@ for command in (
     *(keeping.verify, keeping.backup, keeping.export),
     *(serve.serve, demo.demo),
     *(bench.bench, bench.methods, bench.conformance),
-    *(base.train, base.features, base.bank),
+    *(base.train, banks.features, banks.bank),
     *(lists.attributes, lists.scenarios, lists.backbones),
 ):
     app.command(command)

@@ -75,6 +75,7 @@ def evaluate(
     confusion: Path | None = None,
     html: Path | None = None,
     json: bool = False,
+    on: str = "here",
     access: Access = Access(),  # noqa: B008
 ) -> None:
     """Measure a classifier on labelled photos; folders of classes that it does not know test its "unknown".
@@ -95,11 +96,13 @@ def evaluate(
         Write a page of all this into this file, with small copies of the photos whose best guess was wrong.
     json
         Print the figures as JSON.
+    on
+        Where photos are encoded, as in `concm fit`: `here`, `ray` or `ray://HOST:PORT`.
     """
     from concm.report.classifier import show_evaluation, write_confusion, write_wrong
 
     with access.open(store) as classifier:
-        result = classifier.evaluate(photos, unknown_rate=unknown_rate, **asdict(reading))
+        result = classifier.evaluate(photos, unknown_rate=unknown_rate, on=on, **asdict(reading))
     if wrong is not None:
         write_wrong(wrong, result)
     if confusion is not None:

@@ -70,7 +70,8 @@ class PictureOptions:
     """Which pictures, cut into which sessions."""
 
     data: Path
-    "The folder with the pictures: cifar-100-python, CUB_200_2011, mini- or Tiny-ImageNet, or one folder per class."
+    "The folder with the pictures: cifar-100-python, CUB_200_2011, mini- or Tiny-ImageNet, or one folder per class. \
+Or a list: a CSV file of the columns path, label and perhaps part (train or test), or a folder of such files."
     base: int | None = None
     "Number of base classes (your own folders only)."
     way: int | None = None

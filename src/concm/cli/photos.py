@@ -21,6 +21,7 @@ def fit(
     blocks: int | None = None,
     looks: int | None = None,
     seed: int = 0,
+    on: str = "here",
     access: Changing = Changing(),  # noqa: B008
 ) -> None:
     """Make a classifier from its base classes.
@@ -31,7 +32,7 @@ def fit(
         The folder to make; it holds all that the classifier knows.
     photos
         A folder or a zip file that holds one folder of photos for each class, two classes or more; or a CSV file of
-        paths and labels.
+        paths and labels, or a folder of such files.
     lean
         What counts where base and new classes compete: accuracy over all classes (`base`), the harmonic mean of both
         kinds (`novel`), or both alike.
@@ -43,9 +44,12 @@ def fit(
         unless you say otherwise.
     seed
         Seed of all random choices.
+    on
+        Where photos are encoded: `here`; `ray`, a Ray cluster that is started for this command, or the one that
+        RAY_ADDRESS names; or `ray://HOST:PORT`. Workers read the same paths, and what was interrupted goes on.
     """
     with access.changing(store, made=False, seed=seed, blocks=blocks, looks=looks) as classifier:
-        classifier.fit(photos, lean=lean, **asdict(teaching))
+        classifier.fit(photos, lean=lean, on=on, **asdict(teaching))
 
 
 def learn(
@@ -72,7 +76,7 @@ def learn(
         Teach the class by its name alone, before its first photo: it is expected to look like its kin.
     """
     from concm.classifier.archive import is_zip
-    from concm.classifier.folders import is_list
+    from concm.data.lists import is_list
 
     if by_name and images:
         raise Misuse("`by_name` teaches a class without photos, and photos are given")

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from concm.data import lists
 from concm.data.pickles import CIFAR, read_batch
 from concm.errors import ConcmError, loading
 
@@ -50,9 +51,11 @@ class Source:
 
 
 def find_source(root: Path, *, splits: Path | None = None, test_share: float = 0.2, seed: int = 0) -> Source:
-    """Recognise the layout under `root`: cifar-100-python, CUB-200-2011, mini- or Tiny-ImageNet, or class folders."""
+    """Recognise what is at `root`: cifar-100-python, CUB-200-2011, mini- or Tiny-ImageNet, class folders or a list."""
+    if lists.is_list(root):
+        return _list(root, test_share, seed)
     if not root.is_dir():
-        raise ConcmError(f"no data folder at {root}; `data` takes the folder that holds the pictures")
+        raise ConcmError(f"no data folder at {root}; `data` takes the folder of the pictures, or a list of them")
     for folder in (root, root / "cifar-100-python"):
         if (folder / "train").is_file() and (folder / "test").is_file():
             return _cifar(folder)
@@ -153,7 +156,24 @@ def _folders(root: Path, test_share: float, seed: int) -> Source:
     train, test = (next((root / name for name in names if _has_folders(root / name)), None) for names in _PARTS)
     if train is not None and test is not None:
         return Source(_class_folders(train), _class_folders(test))
-    everything = _class_folders(train or root)
+    return _divided(_class_folders(train or root), test_share, seed)
+
+
+def _list(root: Path, test_share: float, seed: int) -> Source:
+    """A CSV file of paths and labels, or a folder of such files; without a column `part`, a test share is drawn."""
+    builders = {part: _Builder(root) for part in ("train", "test", "")}
+    for line in lists.lines(root):
+        if line.part not in builders:
+            raise ConcmError(f"{root} has {line.name:.100} in the part {line.part:.20}; it should be train or test")
+        builders[line.part].add(line.name, line.label, line.path)
+    train, test, undivided = (builder.done() for builder in builders.values())
+    if undivided.ids and (train.ids or test.ids):
+        raise ConcmError(f"{root} gives the part of some pictures only, and not that of {undivided.ids[0]}")
+    return _divided(undivided, test_share, seed) if undivided.ids else Source(train, test)
+
+
+def _divided(everything: Pictures, test_share: float, seed: int) -> Source:
+    """A test share drawn from each class."""
     by_class: dict[str, list[int]] = defaultdict(list)
     for row, key in enumerate(everything.keys):
         by_class[key].append(row)

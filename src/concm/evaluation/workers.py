@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Protocol
 
-from concm.cluster import Cluster
-from concm.errors import ConcmError, Misuse
+from concm.cluster import Cluster, joined
+from concm.errors import ConcmError
 
 Jobs = Sequence[tuple[Any, ...]]
 Results = Generator[tuple[int, Any], None, None]
@@ -101,16 +101,11 @@ class OnRay:
 @contextmanager
 def place(on: str, device: Literal["auto", "cpu", "cuda"], jobs: int | None = None) -> Iterator[Place]:
     """The place that is called `here`, `ray` or `ray://HOST:PORT`, with so many jobs at a time."""
-    if on == "here":
-        yield Here(jobs or (1 if device == "cuda" else cores()), "cuda" if device == "cuda" else "cpu")
-    elif on == "ray" or on.startswith("ray://"):
-        with Cluster(on) as cluster:
-            has = bool(cluster.resource("GPU"))
-            if device == "cuda" and not has:
-                raise Misuse(f"`device=cuda`, but the cluster at {on} has no GPU")
-            yield OnRay(cluster, "cuda" if has and device != "cpu" else "cpu", jobs)
-    else:
-        raise Misuse(f"`on` is here, ray or ray://HOST:PORT, not {on!r}")
+    with joined(on) as cluster:
+        if cluster is None:
+            yield Here(jobs or (1 if device == "cuda" else cores()), "cuda" if device == "cuda" else "cpu")
+        else:
+            yield OnRay(cluster, cluster.device(device), jobs)
 
 
 def cores() -> int:

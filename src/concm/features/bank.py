@@ -152,7 +152,7 @@ class Bank:
 
     @classmethod
     def load(cls, path: str | Path, scenario: str | None = None) -> Bank:
-        """Read a bank, as float32; one that was made for another scenario is refused."""
+        """Read a bank, a file or a folder of shards, as float32; one of another scenario is refused."""
         from concm.features.storage import load_bank
 
         return load_bank(Path(path), scenario)
@@ -224,11 +224,14 @@ class Bank:
         novel, test = (part.where(part.labels < classes) for part in (self.novel, self.test))
         return replace(self, scenario=scenario, novel=novel, test=test)
 
-    def save(self, path: str | Path, precision: Precision = "float16") -> None:
-        """Write the bank; with int8, each dimension has a scale and an offset, and statistics stay float32."""
+    def save(self, path: str | Path, precision: Precision = "float16", shards: int | None = None) -> None:
+        """Write the bank; with int8, each dimension has a scale and an offset, and statistics stay float32.
+
+        With `shards`, it is a folder of so many files, no larger than the disk or the network takes at a time.
+        """
         from concm.features.storage import save_bank
 
-        save_bank(self, Path(path), precision)
+        save_bank(self, Path(path), precision, shards)
 
 
 _KINDS = ("features", "labels", "views", "held")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from concm.backbones.encoder import Encoder
-from concm.cluster import Cluster
+from concm.cluster import Cluster, ahead
 from concm.data.dataset import ImageSet
 from concm.data.pixels import BrokenPicture
 from concm.data.unread import Unread
@@ -27,8 +27,6 @@ from concm.records import to_json
 KIND = "concm-shard-1"
 BATCHES = 4
 """Batches in a shard."""
-AHEAD = 2
-"""Shards per worker that are under way or waiting, so that neither memory nor the cluster's queue fills up."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,8 @@ class Shards:
         todo = [at for at, file in enumerate(files) if not file.exists()]
         tick(sum(len(part) for at, part in enumerate(parts) if at not in set(todo)))
         gpus = int(self.device == "cuda")
-        workers = self.cluster.resource("GPU" if gpus else "CPU")
         jobs = [(parts[at], views, seed, batch, self.device) for at in todo]
-        done = self.cluster.each(_encoded, encoder, jobs, gpus=gpus, at_once=max(1, round(AHEAD * workers)))
+        done = self.cluster.each(_encoded, encoder, jobs, gpus=gpus, at_once=ahead(self.cluster, self.device))
         with closing(done):
             for at, features in done:
                 save_tensors(files[todo[at]], KIND, {"features": torch.tensor(features)}, {})

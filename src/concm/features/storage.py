@@ -1,4 +1,4 @@
-"""Feature banks on disk: one safetensors file, whose parts are checked against each other when it is read."""
+"""Feature banks on disk: one safetensors file or many, whose parts are checked against each other when it is read."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from torch import Tensor
 
 from concm.backbones.encoder import Identity
 from concm.data.scenarios import Scenario, load_scenario
-from concm.errors import ConcmError, Misuse, loading
+from concm.errors import ConcmError, Misuse, at_least, loading
 from concm.features.bank import Bank, Card, Part, Precision, fewest_candidates
+from concm.features.split import bank_size, is_split, load_split, save_split
 from concm.files import load_tensors, save_tensors
 from concm.records import from_json, to_json
 
 KIND = "concm-bank-1"
 
 
-def save_bank(bank: Bank, path: Path, precision: Precision) -> None:
+def save_bank(bank: Bank, path: Path, precision: Precision, shards: int | None = None) -> None:
     """Write a bank; int8 keeps one scale and one offset per dimension, statistics stay float32."""
+    if shards is not None:
+        at_least(1, shards=shards)
     every = [value for part in bank.parts.values() for value in (part.features, part.views) if value is not None]
     if not all(value.isfinite().all() for value in every):
         raise ConcmError(f"the backbone {bank.encoder.name} gives features that are no numbers; no bank was written")
@@ -46,9 +49,13 @@ def save_bank(bank: Bank, path: Path, precision: Precision) -> None:
             else:
                 tensors[f"{name}/{kind}"] = value.to(getattr(torch, precision))
     ids = {name: part.ids for name, part in bank.parts.items() if name != "test"}
-    meta = {"scenario": to_json(bank.scenario), "encoder": to_json(bank.encoder), "ids": ids}
     card = to_json(replace(bank.card, precision=precision, bytes=None))
-    save_tensors(path, KIND, tensors, {**meta, "card": card, "precision": precision})
+    made = {"card": card, "precision": precision}
+    meta = {"scenario": to_json(bank.scenario), "encoder": to_json(bank.encoder), "ids": ids, **made}
+    if shards is None:
+        save_tensors(path, KIND, tensors, meta)
+    else:
+        save_split(path, KIND, tensors, meta, shards)
 
 
 def _grid(features: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -61,9 +68,9 @@ def _grid(features: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 def load_bank(path: Path, scenario: str | None) -> Bank:
     """Read a bank, as float32; one that was made for another scenario, or is damaged, is refused."""
-    tensors, meta = load_tensors(path, KIND)
+    tensors, meta = load_split(path, KIND) if is_split(path) else load_tensors(path, KIND)
     with loading(path, "feature bank", "extract it again"):
-        bank = _bank(tensors, meta, path.stat().st_size)
+        bank = _bank(tensors, meta, bank_size(path))
         _consistent(bank)
     if scenario is not None and bank.scenario.name != scenario:
         raise Misuse(f"{path} holds features of scenario {bank.scenario.name}, not of {scenario}")

@@ -14,6 +14,7 @@ counts instead of the best on the test images.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -121,10 +122,13 @@ class Fantasies(Objective):
     queue: Tensor
     owners: Tensor
     place: Tensor
+    exchange: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
 
     def __init__(self, stage: Stage, settings: SAVCSettings) -> None:
         super().__init__(stage, settings)
         self.turns = TURNS[settings.fantasies]
+        # Only now, for this imports all of torch.compile, which takes seconds; and not of one object, which is copied.
+        Fantasies.exchange = torch.compiler.disable(_exchange)  # type: ignore[no-untyped-call]
         width = stage.dimension
         self.head = nn.Linear(width, stage.classes * len(self.turns), bias=False)
         self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, settings.width))
@@ -142,7 +146,7 @@ class Fantasies(Objective):
         with torch.no_grad():
             self._follow()
             keys = self._keys(key)
-            queue, owners = self._exchange(keys, joint)
+            queue, owners = self.exchange(keys, joint)
         features = self.read(shown, random[:, 0, -1], first)
         scores = settings.scale * F.linear(F.normalize(features, dim=-1), F.normalize(self.head.weight)).float()
         recognised = F.cross_entropy(scores.flatten(0, 2), joint.flatten())
@@ -205,20 +209,6 @@ class Fantasies(Objective):
             for weight, towards in zip(slow.parameters(), trained.parameters(), strict=True):
                 weight.lerp_(towards, 1 - self.settings.momentum)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _exchange(self, keys: Tensor, joint: Tensor) -> tuple[Tensor, Tensor]:
-        """Replace the oldest keys by those of the global batch (n, fantasies, width); returns the queue as it was.
-
-        It is not compiled, since a compiled backward pass would compute masks again, from the changed queue.
-        """
-        queue, owners = self.queue.clone(), self.owners.clone()
-        new, theirs = (gather(rows).flatten(0, 1)[-len(queue) :] for rows in (keys, joint))
-        places = (self.place + torch.arange(len(new), device=keys.device)) % len(queue)
-        self.queue.index_copy_(0, places, new)
-        self.owners.index_copy_(0, places, theirs)
-        self.place.copy_((self.place + len(new)) % len(queue))
-        return queue, owners
-
     def classify(self, features: Tensor) -> Tensor:
         """Scores of the cosine classifier, as in the method: the mean over fantasies, or those of upright pictures."""
         turns = len(self.turns)
@@ -229,6 +219,20 @@ class Fantasies(Objective):
     def learned(self) -> dict[str, Tensor]:
         """The turns in which pictures are read."""
         return {"turns": torch.tensor(self.turns)}
+
+
+def _exchange(own: Fantasies, keys: Tensor, joint: Tensor) -> tuple[Tensor, Tensor]:
+    """Replace the oldest keys by those of the global batch (n, fantasies, width); returns the queue as it was.
+
+    It is not compiled, since a compiled backward pass would compute masks again, from the changed queue.
+    """
+    queue, owners = own.queue.clone(), own.owners.clone()
+    new, theirs = (gather(rows).flatten(0, 1)[-len(queue) :] for rows in (keys, joint))
+    places = (own.place + torch.arange(len(new), device=keys.device)) % len(queue)
+    own.queue.index_copy_(0, places, new)
+    own.owners.index_copy_(0, places, theirs)
+    own.place.copy_((own.place + len(new)) % len(queue))
+    return queue, owners
 
 
 def contrast(queries: Tensor, own: Tensor, labels: Tensor, queue: Tensor, owners: Tensor, temperature: float) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,27 +16,42 @@ def processes() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-class _Sum(torch.autograd.Function):
-    """All-reduce whose gradient is all-reduced too: every process's loss depends on every process's input."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        total = value.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.clone().contiguous()
-        dist.all_reduce(total)
-        return total
+def _together(value: Tensor) -> Tensor:
+    out = value.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(out)
+    return out
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+# An operator of its own, so that a compiled step is one graph with it, and not one more for each sum. CUDA graphs are
+# cut at it, for not every backend can be recorded.
+_UNRECORDED = getattr(torch.Tag, "cudagraph_unsafe", None)
+_sum: Any = torch.library.custom_op(
+    "concm::total",
+    _together,
+    mutates_args=(),
+    schema="(Tensor value) -> Tensor",
+    **({} if _UNRECORDED is None else {"tags": (_UNRECORDED,)}),
+)
+_sum.register_fake(lambda value: torch.empty_like(value, memory_format=torch.contiguous_format))
+# The gradient is summed too: every process's loss depends on every process's input.
+_sum.register_autograd(lambda context, gradient: _sum(gradient))
+if hasattr(_sum, "register_effect"):  # a compiler that changed the order of sums would have processes wait for ever
+    _sum.register_effect(torch.library.EffectType.ORDERED)  # type: ignore[attr-defined]
+
+
 def total(value: Tensor) -> Tensor:
     """The sum over processes, differentiable."""
-    out: Tensor = _Sum.apply(value)  # type: ignore[no-untyped-call]
+    out: Tensor = _sum(value)
     return out
+
+
+@contextmanager
+def in_one_graph() -> Iterator[None]:
+    """While it lasts, a compiled step is not cut into a graph for each part of the gradients that is sent."""
+    import torch._dynamo.config
+
+    with torch._dynamo.config.patch(optimize_ddp=False):  # which loses the order of sums at its cuts
+        yield
 
 
 def gather(value: Tensor) -> Tensor:

@@ -13,7 +13,10 @@ from torch import Tensor
 
 from concm.data.dataset import ImageSet
 from concm.errors import enough_memory
+from concm.training.distributed import processes
 
+HOST = 8 * 2**30
+"""Bytes of memory that all processes on CPUs together may fill by half with pixels."""
 _AHEAD = 3
 """Number of batches that are read ahead while the device works."""
 
@@ -62,7 +65,7 @@ class Feed:
 
 
 def _fits(images: ImageSet, device: torch.device) -> bool:
-    """Whether the pixels take less than half of the device's free memory (of 4 GiB if there is no GPU)."""
+    """Whether the pixels take less than half of the GPU's free memory, or of what processes on CPUs share."""
     size = len(images) * int(np.prod(images.pixels.shape[1:]))
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 8 * 2**30
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else HOST // processes()
     return size < free / 2

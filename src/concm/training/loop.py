@@ -10,6 +10,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,7 @@ from concm.errors import ConcmError, Misuse, enough_memory, in_a_line
 from concm.progress import bar
 from concm.records import to_json
 from concm.training import checkpoint
-from concm.training.distributed import GlobalBatchNorm2d
+from concm.training.distributed import GlobalBatchNorm2d, in_one_graph
 from concm.training.feed import Feed
 from concm.training.log import Log, Meter, interruptible
 from concm.training.objective import Objective, Stage, TwoViews
@@ -96,14 +97,17 @@ class BaseRun:
         start, before, sums = 0, 0.0, dict[str, float]()
         if resume:
             start, before, sums = checkpoint.load(file, model, optimizer, identity, steps)
-        # CUDA graphs, because a step is hundreds of small kernels and launching each costs time.
-        step_of: Any = torch.compile(model, dynamic=False, mode="reduce-overhead") if self.compiled else model
-        wrapped, wrapped_optimizer = fabric.setup(step_of, optimizer)
+        if self.compiled:
+            # CUDA graphs, because a step is hundreds of small kernels and launching each costs time. In place, so that
+            # several processes wrap the compiled step, and do not compile what wraps it.
+            model.compile(dynamic=False, mode="reduce-overhead")
+        wrapped, wrapped_optimizer = fabric.setup(model, optimizer)
         feed = Feed(self.dataset.base, fabric.device, resident=self.resident)
         meter = Meter(start, an_epoch, self.batch, before, sums)
         saved = time.perf_counter()
         log = Log(self.out, fabric.is_global_zero, self.tensorboard, start)
-        with interruptible() as stop, log, bar(transient=False) as progress:
+        whole = in_one_graph() if self.compiled else nullcontext()
+        with interruptible() as stop, log, whole, bar(transient=False) as progress:
             task = progress.add_task("base session", total=steps, completed=start, note="")
             for step, (pixels, labels) in enumerate(feed.batches(self._orders(start, steps, an_epoch)), start):
                 rate = recipe.lr * _schedule(step, steps, min(recipe.warmup, recipe.epochs / 4) * an_epoch)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import chain
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,8 @@ class Encoder:
         images = torch.zeros(1, 3, size, size, device=self.device)
         with torch.inference_mode():
             try:
-                found = readings.pooled(self.network.eval(), images, self.blocks)
+                self.network.eval()
+                found = readings.pooled(self._quick, images, self.blocks)
             finally:
                 self.network.train(training)
         return tuple(own.shape[1] for own in found) * self.turns
@@ -142,7 +144,7 @@ class Encoder:
     @property
     def device(self) -> torch.device:
         """The device it computes on."""
-        first = next(self.network.parameters(), next(self.network.buffers(), None))
+        first = next(chain(self.network.parameters(), self.network.buffers()), None)  # asked for often: no full walk
         return torch.device("cpu") if first is None or isinstance(self.network, onnx.OnnxNetwork) else first.device
 
     def encode(
@@ -199,8 +201,12 @@ class Encoder:
     def _features(self, looks: Iterable[Tensor]) -> Tensor:
         looks = (images.contiguous(memory_format=torch.channels_last) for images in looks)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            network = self._fast if self.device.type == "cpu" else self.network
-            return readings.read(network, looks, blocks=self.blocks, turns=self.turns)
+            return readings.read(self._quick, looks, blocks=self.blocks, turns=self.turns)
+
+    @property
+    def _quick(self) -> nn.Module:
+        """The network in the runtime that is fastest where it is."""
+        return self._fast if self.device.type == "cpu" else self.network
 
     @cached_property
     def _fast(self) -> nn.Module:

@@ -220,13 +220,13 @@ class Classifier:
         if lost := groups.keys() - lesson.photos.keys():
             raise ConcmError(f"class {min(lost)!r} has no photo left that can be used")
         with one_thread() if len(lesson.names) <= FEW else nullcontext():
-            engine = self._fitted(lesson, lean, settings)
+            engine, confidence = self._fitted(lesson, lean, settings)
         self.remarks = beside(photos) + lesson.remarks + engine.remarks + self._licence()
-        if not len(self.known().confidence.quantiles):
+        if not len(confidence.quantiles):
             self.remarks.append("so few photos do not tell what is usual: nothing will be called unknown")
         return self
 
-    def _fitted(self, lesson: Lesson, lean: Lean, settings: Settings | None) -> Engine:
+    def _fitted(self, lesson: Lesson, lean: Lean, settings: Settings | None) -> tuple[Engine, Confidence]:
         base = lesson.base_session()
         unseen = self._encoder.meta.get("recipe") is None
         plan = (
@@ -242,10 +242,10 @@ class Classifier:
         with store.writing(self._waiting, self._wait) as change:
             change.describe({**self._meta(), "rehearsal": plan.tried})
             self._write(change, lesson, new=list(lesson.photos), base=True)
-            self._commit(change, "fit", str(lesson), engine, first=True)
+            confidence = self._commit(change, "fit", str(lesson), engine, first=True)
         store.close()
         self._store = Store.open(self.path)
-        return engine
+        return engine, confidence
 
     def learn(
         self,
@@ -408,7 +408,7 @@ class Classifier:
         if top < 1:
             raise Misuse(f"at least one guess must be asked for, not {top}")
         self.known()
-        piles = in_piles(self._encoder, pictures, thumbnails=False)
+        piles = in_piles(self._encoder, pictures, kept=False)
         if self.known().many:
             piles = in_parts(chain.from_iterable(piles), BATCH)
         found = chain.from_iterable(self._answers(pile, unknown_rate, top) for pile in piles)
@@ -432,13 +432,13 @@ class Classifier:
 
     def features(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Features (n, d) of pictures by the store's backbone, for `concm.ConCM` or whatever else works on features."""
-        items = [whole(item) for item in encoded(self._encoder, listed(pictures), thumbnails=False, title="photos")]
+        items = [whole(item) for item in encoded(self._encoder, listed(pictures), kept=False, title="photos")]
         return np.array([item.features.numpy() for item in items], np.float32)
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Probabilities (n, classes) in the order of `classes_`."""
         self.known()
-        items = [whole(item) for item in encoded(self._encoder, listed(pictures), thumbnails=False, title="predicting")]
+        items = [whole(item) for item in encoded(self._encoder, listed(pictures), kept=False, title="predicting")]
         known = self.known()
         if not items:
             return np.zeros((0, len(known.engine.names)), np.float32)
@@ -521,7 +521,7 @@ class Classifier:
         """The frozen backbone, checked to be the one that the store's features come from."""
         made = None if self._store is None else Made.of(self._store)
         reference = self._reference(made)
-        with torch.random.fork_rng(devices=[]):
+        with one_thread(), torch.random.fork_rng(devices=[]):
             readings = self._readings(reference, None if made is None else made.encoder)
             encoder = encoders.load_encoder(reference, natural(224), **readings).to(torch.device(self.device))
         if made is not None and encoder.identity != made.encoder:
@@ -596,13 +596,14 @@ class Classifier:
         engine: Engine,
         before: Confidence | None = None,
         first: bool = False,
-    ) -> None:
+    ) -> Confidence:
         confidence = before if before is not None and before.adapted else Confidence.of(engine)
         tensors = {f"engine.{name}": value for name, value in engine.state_dict().items()}
         tensors |= {f"confidence.{name}": value for name, value in confidence.tensors().items()}
         lasting = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_LASTING)}
         state = {"settings": to_json(engine.settings)}
         change.commit(action, detail, tensors, state, lasting=lasting if first else None, names=engine.names)
+        return confidence
 
     def _load(self) -> Known:
         """The current version, read from the store."""

@@ -14,10 +14,13 @@ import httpx2
 import pytest
 
 from concm.classifier.classifier import Classifier
+from concm.classifier.stream import PILE
+from concm.data.images import BrokenPicture
 from concm.errors import ConcmError
 from concm.progress import track
 from concm.server import api, changing, openapi
 from concm.server.inbox import ROOM, Inbox
+from concm.server.predictor import Predictor
 from concm.server.security import Guard
 from tests.support.photographs import BACKBONE, picture
 from tests.support.serving import NEW, client, png, sent, several
@@ -72,12 +75,12 @@ def test_a_wrong_question_is_refused(program, query):
 
 
 def test_requests_go_through_the_backbone_together(program):
-    """While the backbone is busy, photos of others wait, and go with the next batch."""
-    predictor = program.app.app.state.desk.predictor
-    encoder, sizes, busy, go = predictor._encoder, [], threading.Event(), threading.Event()
+    """While the backbone is busy, photos of others wait, and go with the next pile; a broken one keeps none of them."""
+    encoder = program.app.app.state.desk.predictor._encoder
+    sizes, busy, go = [], threading.Event(), threading.Event()
 
     class Slow:
-        transform, device = encoder.transform, encoder.device
+        transform, device, workers = encoder.transform, encoder.device, 1
 
         def __call__(self, pixels):
             sizes.append(len(pixels))
@@ -85,17 +88,21 @@ def test_requests_go_through_the_backbone_together(program):
             assert go.wait(20)
             return encoder(pixels)
 
-    predictor._encoder = Slow()
-    first = predictor.see(png("cat"), "first")
+    predictor = Predictor(Slow())
+
+    def asked(content, name):
+        return predictor.see(content, name, lambda seen: seen.photo.name)
+
+    first = asked(png("cat"), "first")
     assert busy.wait(20)
-    later = [predictor.see(png("dog", number), str(number)) for number in range(5)]
-    predictor._pool.submit(lambda: None).result()
-    while predictor._queue.qsize() < 5:
-        pass
+    later = [asked(png("dog", number) if number else b"no photo", str(number)) for number in range(PILE)]
     go.set()
-    assert first.result(20).photo.name == "first"
-    assert [one.result(20).photo.name for one in later] == list("01234")
-    assert sizes == [1, 5]
+    assert first.result(20) == "first"
+    with pytest.raises(BrokenPicture):
+        later[0].result(20)
+    assert [one.result(20) for one in later[1:]] == [str(number) for number in range(1, PILE)]
+    assert sizes == [1, PILE - 1]
+    predictor.close()
 
 
 def test_learning_does_not_keep_anybody_from_asking(program):

@@ -142,6 +142,22 @@ def test_a_long_job_says_how_much_of_it_is_done(program):
     assert "percent" not in program.get(f"/api/jobs/{job.id}").json()
 
 
+def test_learning_says_how_far_it_is(program, monkeypatch):
+    half, go, write = threading.Event(), threading.Event(), Classifier._write
+
+    def slow(*given, **how):
+        half.set()
+        assert go.wait(20)
+        write(*given, **how)
+
+    monkeypatch.setattr(Classifier, "_write", slow)
+    monkeypatch.setattr(changing, "WAIT", 0.0)
+    answer = program.post("/api/learn", data={"name": "gnu"}, files=several("gnu", 2))
+    assert half.wait(20)
+    assert program.get(answer.headers["location"]).json()["percent"] == 50
+    go.set()
+
+
 def test_what_takes_long_is_a_job_to_ask_for(program, monkeypatch):
     monkeypatch.setattr(changing, "WAIT", 0.0)
     answer = program.post("/api/learn", data={"name": "gnu"}, files=several("gnu", 2))

@@ -54,7 +54,7 @@ from concm.engine.settings import Settings
 from concm.errors import ConcmError, Misuse, loading
 from concm.features.sessions import Session
 from concm.files import content_digest
-from concm.progress import track
+from concm.progress import steps, track
 from concm.records import from_json, to_json
 
 BACKBONE = "efficientnet_lite0"
@@ -235,14 +235,17 @@ class Classifier:
             else Plan(settings)
         )
         engine = Engine(plan.settings, seed=self.seed, device=self.device)
-        engine.fit_base(base)
-        store = Store.create(self.path, self._meta(), self._waiting, self._wait)
-        if self._encoder.kept:
-            self._encoder.save(self.path / "backbone.safetensors")
-        with store.writing(self._waiting, self._wait) as change:
-            change.describe({**self._meta(), "rehearsal": plan.tried})
-            self._write(change, lesson, new=list(lesson.photos), base=True)
-            confidence = self._commit(change, "fit", str(lesson), engine, first=True)
+        with steps("learning", 3) as done:
+            engine.fit_base(base)
+            done()
+            store = Store.create(self.path, self._meta(), self._waiting, self._wait)
+            if self._encoder.kept:
+                self._encoder.save(self.path / "backbone.safetensors")
+            with store.writing(self._waiting, self._wait) as change:
+                change.describe({**self._meta(), "rehearsal": plan.tried})
+                self._write(change, lesson, new=list(lesson.photos), base=True)
+                done()
+                confidence = self._commit(change, "fit", str(lesson), engine, first=True)
         store.close()
         self._store = Store.open(self.path)
         return engine, confidence
@@ -272,8 +275,9 @@ class Classifier:
 
     def _taught(self, lesson: Lesson, duplicates: Duplicates, similar_names: Similar = "refuse") -> Classifier:
         store = self.store
-        with store.writing(self._waiting, self._wait) as change:
+        with store.writing(self._waiting, self._wait) as change, steps("learning", 4) as done:
             known = self._load()
+            done()
             refuse_similar(lesson.photos, known.engine.names, similar_names)
             lesson = only_new(lesson, duplicates, change.has_photo)
             if not lesson.photos:
@@ -286,7 +290,9 @@ class Classifier:
                 engine.revise({label: (features, None) for label, features in more.items()})
             if new:
                 engine.learn(lesson.only(new).session(len(store.history()), len(names)))
+            done()
             self._write(change, lesson, new=new, base=False)
+            done()
             self._commit(change, "learn", str(lesson), engine, known.confidence)
         self.remarks = lesson.remarks + engine.remarks[said:]
         return self
@@ -349,10 +355,12 @@ class Classifier:
         return self._corrected("merge", lambda correction: correction.merge(names, into))
 
     def _corrected(self, action: str, correct: Callable[[Correction], str]) -> Classifier:
-        with self.store.writing(self._waiting, self._wait) as change:
+        with self.store.writing(self._waiting, self._wait) as change, steps("correcting", 3) as done:
             correction = Correction(self.store, change, self._load())
+            done()
             said = len(correction.known.engine.remarks)
             detail = correct(correction)
+            done()
             known = correction.known
             self._commit(change, action, detail, known.engine, known.confidence)
         self.remarks = known.engine.remarks[said:]

@@ -4,7 +4,8 @@
 
 The server runs in a process of its own on one core, and the clients in this one on the others. The encoder alone is
 measured by turns with it, on the same core: the store's own encoder, in the same runtime and on one thread, on one
-photo that is decoded already (its central square as bytes), and on a batch of 32; and, beside it, in torch.
+photo that is decoded already (its central square as bytes), and on a batch of 32; and, beside it, in torch. What
+decoding takes by itself is told too, since no answer can do without it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def encoder_alone() -> None:
     torch.set_num_threads(1)
     encoder, plain = (load_encoder("efficientnet_lite0", natural(224), blocks=2).to(torch.device("cpu")) for _ in "ab")
     plain.__dict__["_fast"] = plain.network  # in torch, whatever else is installed
-    pixels = torch.from_numpy(np.stack([decode(photo(at), encoder.transform.resize) for at in range(32)]))
+    files = [photo(at) for at in range(32)]
+    pixels = torch.from_numpy(np.stack([decode(file, encoder.transform.resize) for file in files]))
     encoder(pixels), plain(pixels)
     for _ in sys.stdin:
         single, used = [], time.process_time()
@@ -77,7 +79,12 @@ def encoder_alone() -> None:
         begun = time.perf_counter()
         plain(pixels[:1])
         torch_ms = 1000 * (time.perf_counter() - begun)
-        found = {"single": single, "cpu_ms": 1000 * used / 20, "batch": 1000 * batch / 32, "torch": torch_ms}
+        begun = time.perf_counter()
+        for file in files[:20]:
+            decode(file, encoder.transform.resize)
+        decode_ms = 1000 * (time.perf_counter() - begun) / 20
+        found = {"single": single, "cpu_ms": 1000 * used / 20, "batch": 1000 * batch / 32}
+        found |= {"torch": torch_ms, "decode": decode_ms}
         print(json.dumps(found), flush=True)
 
 
@@ -159,7 +166,7 @@ def measure(
 
     alone()
     ask(port, token, 2, 1)
-    single, batch, plain = list[float](), list[float](), list[float]()
+    single, batch, plain, decoding = list[float](), list[float](), list[float](), list[float]()
     encoder_cpu, rows = list[float](), []
     for clients in (1, 8, 32):
         times, rates, begun = list[float](), list[float](), used(server.pid)
@@ -169,6 +176,7 @@ def measure(
             batch.append(found["batch"])
             encoder_cpu.append(found["cpu_ms"])
             plain.append(found["torch"])
+            decoding.append(found["decode"])
             some, rate = ask(port, token, clients, seconds)
             times += some
             rates.append(rate)
@@ -179,6 +187,7 @@ def measure(
         "batch_per_second": 1000 / statistics.median(batch),
         "cpu_ms": statistics.median(encoder_cpu),
         "torch_p50_ms": statistics.median(plain),
+        "decode_p50_ms": statistics.median(decoding),
     }
     ratios: dict[str, float] = {name: rows[0][name] / own[name] for name in ("p5_ms", "p50_ms", "cpu_ms")}
     return {"encoder": own, "server": rows, "ratios": ratios}
@@ -209,7 +218,7 @@ def main() -> None:
             server.terminate()
     own = result["encoder"]
     print(f"encoder alone: p50 {own['p50_ms']:.1f} ms a photo, {own['batch_per_second']:.0f} photos/s in batches of 32")
-    print(f"… in torch: p50 {own['torch_p50_ms']:.1f} ms a photo")
+    print(f"… in torch: p50 {own['torch_p50_ms']:.1f} ms a photo; decoding alone: {own['decode_p50_ms']:.1f} ms")
     for row in result["server"]:
         figures = f"p50 {row['p50_ms']:.1f} ms, p99 {row['p99_ms']:.1f} ms, {row['per_second']:.0f} photos/s"
         print(f"{row['clients']:>2} clients: {figures}")

@@ -85,6 +85,10 @@ class Encoder:
             backbones.staged(self.network)
         self.weights = digest(self.network.state_dict())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to another process, which may have another runtime."""
+        return {name: value for name, value in vars(self).items() if name != "_fast"}
+
     @property
     def backbone(self) -> nn.Module:
         """The network itself, without turns or maps."""

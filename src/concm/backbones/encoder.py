@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,7 +22,7 @@ from concm.backbones.identity import Identity as Identity
 from concm.data import augment
 from concm.data.dataset import ImageSet
 from concm.data.transform import Transform
-from concm.data.views import Augment, view
+from concm.data.views import Augment, uniform, view
 from concm.errors import ConcmError, Misuse, in_a_line, loading
 from concm.files import digest, load_tensors, save_tensors
 from concm.records import from_json
@@ -86,7 +85,7 @@ class Encoder:
         self.weights = digest(self.network.state_dict())
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels to another process, which may have another runtime."""
+        """All but the runtime, of which another process may have another one."""
         return {name: value for name, value in vars(self).items() if name != "_fast"}
 
     @property
@@ -122,13 +121,11 @@ class Encoder:
     @cached_property
     def layout(self) -> tuple[int, ...]:
         """The widths of the readings that stand side by side in a feature, found by trying an empty picture."""
-        size = self.transform.size
         training = self.network.training
-        images = torch.zeros(1, 3, size, size, device=self.device)
+        images = torch.zeros(1, 3, self.transform.size, self.transform.size, device=self.device)
         with torch.inference_mode():
             try:
-                self.network.eval()
-                found = readings.pooled(self._quick, images, self.blocks)
+                found = readings.pooled(self._quick.eval(), images, self.blocks)
             finally:
                 self.network.train(training)
         return tuple(own.shape[1] for own in found) * self.turns
@@ -194,7 +191,7 @@ class Encoder:
 
     def views(self, pixels: Tensor, ids: list[str], views: int, seed: int = 0, kind: Augment = "shift") -> Tensor:
         """Features (n, views, d) of views, which depend only on the picture, its id and the seed."""
-        random = torch.stack([_uniform(f"{seed}:{name}", views) for name in ids]).to(pixels.device)
+        random = torch.stack([uniform(f"{seed}:{name}", views) for name in ids]).to(pixels.device)
         out = []
         for at in range(views):
             images = view(pixels, random[:, at], self.transform.size, kind)
@@ -223,12 +220,6 @@ class Encoder:
             meta["reading"] = {"turns": self.network.turns, "maps": self.network.maps}
         learned = {f"{LEARNED}{name}": value for name, value in self.learned.items()}
         save_tensors(path, KIND, {**self.backbone.state_dict(), **learned}, meta)
-
-
-def _uniform(name: str, views: int) -> Tensor:
-    """Uniform numbers that depend on the name alone, the same on every machine."""
-    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-    return torch.from_numpy(np.random.default_rng(seed).random((views, augment.RANDOMS), dtype=np.float32))
 
 
 def load_encoder(
@@ -278,8 +269,8 @@ def _tried(found: modules.Found, transform: Transform, how: tuple[int, int, int]
     except ConcmError:
         raise
     except Exception as error:  # somebody else's code may raise anything
-        size = encoder.transform.size
-        raise Misuse(f"{found.source} cannot take pictures of {size} pixels: {in_a_line(error)}") from error
+        pixels = f"pictures of {encoder.transform.size} pixels"
+        raise Misuse(f"{found.source} cannot take {pixels}: {in_a_line(error)}") from error
     return encoder
 
 

@@ -12,10 +12,12 @@ import zipfile
 
 import httpx2
 import pytest
+import torch
 
 from concm.classifier.classifier import Classifier
 from concm.classifier.stream import PILE
 from concm.data.images import BrokenPicture
+from concm.data.scenarios import natural
 from concm.errors import ConcmError
 from concm.progress import track
 from concm.server import api, changing, openapi
@@ -74,21 +76,23 @@ def test_a_wrong_question_is_refused(program, query):
     assert program.post(f"/api/predict?{query}", files=several("cat", 1)).status_code == 400
 
 
-def test_requests_go_through_the_backbone_together(program):
+@pytest.mark.parametrize("device", ["cpu", "meta"], ids=["a CPU", "something else, for which other threads decode"])
+def test_requests_go_through_the_backbone_together(device):
     """While the backbone is busy, photos of others wait, and go with the next pile; a broken one keeps none of them."""
-    encoder = program.app.app.state.desk.predictor._encoder
     sizes, busy, go = [], threading.Event(), threading.Event()
 
     class Slow:
-        transform, device, workers = encoder.transform, encoder.device, 1
+        transform, workers = natural(16), 1
 
         def __call__(self, pixels):
             sizes.append(len(pixels))
             busy.set()
             assert go.wait(20)
-            return encoder(pixels)
+            return torch.zeros(len(pixels), 3)
 
-    predictor = Predictor(Slow())
+    slow = Slow()
+    slow.device = torch.device(device)
+    predictor = Predictor(slow)
 
     def asked(content, name):
         return predictor.see(content, name, lambda seen: seen.photo.name)

@@ -161,5 +161,5 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
         state.update(f"{name}:{value.dtype}:{tuple(value.shape)}".encode())
-        state.update(value.flatten().view(torch.uint8).numpy().tobytes())
+        state.update(value.flatten().view(torch.uint8).numpy().data)
     return state.hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -92,7 +92,7 @@ def heard(listener: Callable[[float], None]) -> Iterator[None]:
         _listener.reset(before)
 
 
-def track(items: Iterable[T], title: str, total: int | None = None) -> Iterator[T]:
+def track(items: Iterable[T], title: str, total: int | None = None) -> Generator[T]:
     """The items, with a bar; `total` says how many there are where they do not."""
     total, listener = len(items) if isinstance(items, Sized) else total, _listener.get()
     with bar() as progress:
@@ -102,3 +102,14 @@ def track(items: Iterable[T], title: str, total: int | None = None) -> Iterator[
             progress.advance(task)
             if listener is not None and total:
                 listener(done / total)
+
+
+@contextmanager
+def steps(title: str, count: int) -> Iterator[Callable[[], object]]:
+    """The same for a job of so many steps that are no loop: the function that this gives is called after each."""
+    ticks = track(range(count), title)
+    next(ticks)
+    try:
+        yield lambda: next(ticks, None)
+    finally:
+        ticks.close()

@@ -89,7 +89,8 @@ def test_the_same_seed_fits_the_same_and_another_does_not(fitted, tmp_path):
 
 def test_settings_that_are_not_given_are_chosen(tmp_path):
     zoo = made(tmp_path / "zoo", base_photos(4), settings=None)
-    assert from_json(Settings, zoo.store.state()[1]["settings"]) == Settings(prototypes=1.0, whitening=2.0, trust=0.5)
+    chosen = Settings(heads=1, prototypes=1.0, whitening=2.0, trust=0.5)
+    assert from_json(Settings, zoo.store.state()[1]["settings"]) == chosen
     assert right(zoo, "cat") == 1
 
 

@@ -219,9 +219,9 @@ def test_with_few_classes_or_a_backbone_that_saw_the_photos_nothing_is_rehearsed
     kept = few.labels < ENOUGH_CLASSES - 1
     short = Session(0, range(ENOUGH_CLASSES - 1), NAMES[: ENOUGH_CLASSES - 1], few.features[kept], few.labels[kept])
     plan = rehearse(BaseSession.of(short), "base", unseen=True)
-    assert (plan.settings, plan.tried) == (Settings(prototypes=1.0, whitening=2.0, lean="base", trust=0.5), {})
+    assert (plan.settings, plan.tried) == (Settings(heads=1, prototypes=1.0, whitening=2.0, lean="base", trust=0.5), {})
     seen = rehearse(few, "novel", unseen=False)
-    assert (seen.settings, seen.tried) == (Settings(prototypes=1.0, whitening=2.0, lean="novel"), {})
+    assert (seen.settings, seen.tried) == (Settings(heads=1, prototypes=1.0, whitening=2.0, lean="novel"), {})
 
 
 def test_a_name_alone_is_recognised_better_than_by_chance_where_looks_follow_names():

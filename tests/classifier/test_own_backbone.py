@@ -182,5 +182,5 @@ def test_nothing_is_rehearsed_on_photos_that_a_trained_backbone_saw(tmp_path, mo
     file = trained(tmp_path / "backbone.safetensors")
     zoo = opened(tmp_path / "zoo", backbone=f"{BACKBONE}@{file}").fit(base_photos(4))
     assert zoo.store.meta["rehearsal"] == {}
-    assert zoo.known().engine.settings == Settings(prototypes=1.0, whitening=2.0)
+    assert zoo.known().engine.settings == Settings(heads=1, prototypes=1.0, whitening=2.0)
     assert made(tmp_path / "other", base_photos(4), settings=None).store.meta["rehearsal"].keys() == {"0.5", "0", "1"}

@@ -483,8 +483,8 @@ def test_a_read_only_cache_folder_is_no_error(encoder, tmp_path, cache):
 def test_a_batch_that_could_not_be_remembered_does_not_keep_later_ones_from_it(encoder, tmp_path, cache, monkeypatch):
     monkeypatch.setattr(stream, "BATCH", 2)
     monkeypatch.setattr(stream.sqlite3, "connect", partial(sqlite3.connect, timeout=0.05))
-    paths = write(tmp_path / "data", *range(6))
-    remembered(encoder, paths[:1])
+    first, *paths = write(tmp_path / "data", *range(7))
+    remembered(encoder, [first])
     other = sqlite3.connect(cache / "features.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")  # another process is writing
     results = encoded(encoder, paths, remember=True)
@@ -492,9 +492,9 @@ def test_a_batch_that_could_not_be_remembered_does_not_keep_later_ones_from_it(e
     other.execute("ROLLBACK")
     other.close()
     found += results
-    assert_features(found, encoder, *range(6))
+    assert_features(found, encoder, *range(1, 7))
     remembered(encoder, paths)
-    assert shown(encoder) == 1  # the second of the first batch, whose turn never came
+    assert shown(encoder) == 2  # the first batch, whose turn never came
 
 
 def test_two_runs_at_once_share_what_they_remember(encoder, tmp_path, cache, monkeypatch):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concm.engine.metric import Metric
+from concm.engine.metric import Metric, whitened
 from concm.features.sessions import BaseSession, Session
 
 DIMENSION = 5
@@ -295,3 +295,15 @@ def test_it_does_not_change_when_images_that_are_held_out_do(seed):
         assert torch.equal(found.weights, expected.weights)
         assert all(torch.equal(one, two) for one, two in zip(found.matrices, expected.matrices, strict=True))
     assert not torch.equal(Metric.whitening(other, 1.0).weights, expected.weights)
+
+
+@pytest.mark.parametrize("images", [2, 40], ids=["fewer images than half the width", "more"])
+def test_features_that_are_whitened_once_are_those_of_the_metric(images):
+    """So the likeness of classes to come is the same, whether the matrix was built for it or not."""
+    random = torch.Generator().manual_seed(images)
+    labels = torch.arange(4).repeat(images)
+    features = torch.randn(len(labels), 30, generator=random, dtype=torch.float64) + 1
+    base = BaseSession.of(Session(0, range(4), tuple("abcd"), features, labels, layout=(20, 10)))
+    inside = labels % 2 == 0
+    outside = features[~inside]
+    torch.testing.assert_close(whitened(outside, base, 2.0, inside), Metric.whitening(base, 2.0, inside)(outside))

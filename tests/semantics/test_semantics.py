@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from copy import deepcopy
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -468,3 +469,12 @@ def test_word_vectors_that_are_no_numbers_are_refused(tmp_path, value):
     (tmp_path / "words.txt").write_text(f"dog 0.1 0.2\ncat {value} 0.2\n")
     with pytest.raises(ConcmError, match=r"line 2 has values that are no numbers"):
         TextFile(tmp_path / "words.txt").find(["cat"])
+
+
+def test_a_copy_shares_what_never_changes():
+    """An engine that is copied to try something does not copy a vocabulary of many thousand words."""
+    own = Semantics.of_names(["cat", "dog"])
+    copy = deepcopy({"of an engine": own})["of an engine"]
+    assert copy.words is own.words
+    copy.learn(["horse"])
+    assert own.senses.keys() == {"cat", "dog"}

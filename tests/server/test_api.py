@@ -12,12 +12,17 @@ import zipfile
 
 import httpx2
 import pytest
+import torch
 
 from concm.classifier.classifier import Classifier
+from concm.classifier.stream import PILE
+from concm.data.images import BrokenPicture
+from concm.data.scenarios import natural
 from concm.errors import ConcmError
 from concm.progress import track
 from concm.server import api, changing, openapi
 from concm.server.inbox import ROOM, Inbox
+from concm.server.predictor import Predictor
 from concm.server.security import Guard
 from tests.support.photographs import BACKBONE, picture
 from tests.support.serving import NEW, client, png, sent, several
@@ -71,31 +76,37 @@ def test_a_wrong_question_is_refused(program, query):
     assert program.post(f"/api/predict?{query}", files=several("cat", 1)).status_code == 400
 
 
-def test_requests_go_through_the_backbone_together(program):
-    """While the backbone is busy, photos of others wait, and go with the next batch."""
-    predictor = program.app.app.state.desk.predictor
-    encoder, sizes, busy, go = predictor._encoder, [], threading.Event(), threading.Event()
+@pytest.mark.parametrize("device", ["cpu", "meta"], ids=["a CPU", "something else, for which other threads decode"])
+def test_requests_go_through_the_backbone_together(device):
+    """While the backbone is busy, photos of others wait, and go with the next pile; a broken one keeps none of them."""
+    sizes, busy, go = [], threading.Event(), threading.Event()
 
     class Slow:
-        transform, device = encoder.transform, encoder.device
+        transform, workers = natural(16), 1
 
         def __call__(self, pixels):
             sizes.append(len(pixels))
             busy.set()
             assert go.wait(20)
-            return encoder(pixels)
+            return torch.zeros(len(pixels), 3)
 
-    predictor._encoder = Slow()
-    first = predictor.see(png("cat"), "first")
+    slow = Slow()
+    slow.device = torch.device(device)
+    predictor = Predictor(slow)
+
+    def asked(content, name):
+        return predictor.see(content, name, lambda seen: seen.photo.name)
+
+    first = asked(png("cat"), "first")
     assert busy.wait(20)
-    later = [predictor.see(png("dog", number), str(number)) for number in range(5)]
-    predictor._pool.submit(lambda: None).result()
-    while predictor._queue.qsize() < 5:
-        pass
+    later = [asked(png("dog", number) if number else b"no photo", str(number)) for number in range(PILE)]
     go.set()
-    assert first.result(20).photo.name == "first"
-    assert [one.result(20).photo.name for one in later] == list("01234")
-    assert sizes == [1, 5]
+    assert first.result(20) == "first"
+    with pytest.raises(BrokenPicture):
+        later[0].result(20)
+    assert [one.result(20) for one in later[1:]] == [str(number) for number in range(1, PILE)]
+    assert sizes == [1, PILE - 1]
+    predictor.close()
 
 
 def test_learning_does_not_keep_anybody_from_asking(program):
@@ -133,6 +144,22 @@ def test_a_long_job_says_how_much_of_it_is_done(program):
     go.set()
     assert job.over.wait(20)
     assert "percent" not in program.get(f"/api/jobs/{job.id}").json()
+
+
+def test_learning_says_how_far_it_is(program, monkeypatch):
+    half, go, write = threading.Event(), threading.Event(), Classifier._write
+
+    def slow(*given, **how):
+        half.set()
+        assert go.wait(20)
+        write(*given, **how)
+
+    monkeypatch.setattr(Classifier, "_write", slow)
+    monkeypatch.setattr(changing, "WAIT", 0.0)
+    answer = program.post("/api/learn", data={"name": "gnu"}, files=several("gnu", 2))
+    assert half.wait(20)
+    assert program.get(answer.headers["location"]).json()["percent"] == 50
+    go.set()
 
 
 def test_what_takes_long_is_a_job_to_ask_for(program, monkeypatch):

@@ -265,4 +265,6 @@ def test_a_phone_sees_all_of_it_without_scrolling_sideways(chromium, address, un
         tab(page, name)
         page.wait_for_timeout(100)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+    lines = "heads => heads.map(head => head.clientHeight / parseFloat(getComputedStyle(head).lineHeight))"
+    assert max(page.locator("thead th").evaluate_all(lines)) < 4  # words of the table's head are not broken
     found.close()

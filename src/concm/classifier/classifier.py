@@ -56,7 +56,7 @@ from concm.engine.settings import Settings
 from concm.errors import ConcmError, Misuse, loading
 from concm.features.sessions import Session
 from concm.files import content_digest
-from concm.progress import track
+from concm.progress import steps, track
 from concm.records import from_json, to_json
 
 BACKBONE = "efficientnet_lite0"
@@ -223,9 +223,9 @@ class Classifier:
         if lost := groups.keys() - lesson.photos.keys():
             raise ConcmError(f"class {min(lost)!r} has no photo left that can be used")
         with one_thread() if len(lesson.names) <= FEW else nullcontext():
-            engine = self._fitted(lesson, lean, settings)
+            engine, confidence = self._fitted(lesson, lean, settings)
         self.remarks = beside(photos) + lesson.remarks + engine.remarks + self._licence()
-        if not len(self.known().confidence.quantiles):
+        if not len(confidence.quantiles):
             self.remarks.append("so few photos do not tell what is usual: nothing will be called unknown")
         return self
 
@@ -235,7 +235,7 @@ class Classifier:
             elsewhere = None if cluster is None else Elsewhere(cluster, cluster.device(self._asked))
             return Lesson.of(self._encoder, groups, broken=broken, remember=True, elsewhere=elsewhere)
 
-    def _fitted(self, lesson: Lesson, lean: Lean, settings: Settings | None) -> Engine:
+    def _fitted(self, lesson: Lesson, lean: Lean, settings: Settings | None) -> tuple[Engine, Confidence]:
         base = lesson.base_session()
         unseen = self._encoder.meta.get("recipe") is None
         plan = (
@@ -244,17 +244,20 @@ class Classifier:
             else Plan(settings)
         )
         engine = Engine(plan.settings, seed=self.seed, device=self.device)
-        engine.fit_base(base)
-        store = Store.create(self.path, self._meta(), self._waiting, self._wait)
-        if self._encoder.kept:
-            self._encoder.save(self.path / "backbone.safetensors")
-        with store.writing(self._waiting, self._wait) as change:
-            change.describe({**self._meta(), "rehearsal": plan.tried})
-            self._write(change, lesson, new=list(lesson.photos), base=True)
-            self._commit(change, "fit", str(lesson), engine, first=True)
+        with steps("learning", 3) as done:
+            engine.fit_base(base)
+            done()
+            store = Store.create(self.path, self._meta(), self._waiting, self._wait)
+            if self._encoder.kept:
+                self._encoder.save(self.path / "backbone.safetensors")
+            with store.writing(self._waiting, self._wait) as change:
+                change.describe({**self._meta(), "rehearsal": plan.tried})
+                self._write(change, lesson, new=list(lesson.photos), base=True)
+                done()
+                confidence = self._commit(change, "fit", str(lesson), engine, first=True)
         store.close()
         self._store = Store.open(self.path)
-        return engine
+        return engine, confidence
 
     def learn(
         self,
@@ -281,8 +284,9 @@ class Classifier:
 
     def _taught(self, lesson: Lesson, duplicates: Duplicates, similar_names: Similar = "refuse") -> Classifier:
         store = self.store
-        with store.writing(self._waiting, self._wait) as change:
+        with store.writing(self._waiting, self._wait) as change, steps("learning", 4) as done:
             known = self._load()
+            done()
             refuse_similar(lesson.photos, known.engine.names, similar_names)
             lesson = only_new(lesson, duplicates, change.has_photo)
             if not lesson.photos:
@@ -295,7 +299,9 @@ class Classifier:
                 engine.revise({label: (features, None) for label, features in more.items()})
             if new:
                 engine.learn(lesson.only(new).session(len(store.history()), len(names)))
+            done()
             self._write(change, lesson, new=new, base=False)
+            done()
             self._commit(change, "learn", str(lesson), engine, known.confidence)
         self.remarks = lesson.remarks + engine.remarks[said:]
         return self
@@ -358,10 +364,12 @@ class Classifier:
         return self._corrected("merge", lambda correction: correction.merge(names, into))
 
     def _corrected(self, action: str, correct: Callable[[Correction], str]) -> Classifier:
-        with self.store.writing(self._waiting, self._wait) as change:
+        with self.store.writing(self._waiting, self._wait) as change, steps("correcting", 3) as done:
             correction = Correction(self.store, change, self._load())
+            done()
             said = len(correction.known.engine.remarks)
             detail = correct(correction)
+            done()
             known = correction.known
             self._commit(change, action, detail, known.engine, known.confidence)
         self.remarks = known.engine.remarks[said:]
@@ -417,7 +425,7 @@ class Classifier:
         if top < 1:
             raise Misuse(f"at least one guess must be asked for, not {top}")
         self.known()
-        piles = in_piles(self._encoder, pictures, thumbnails=False)
+        piles = in_piles(self._encoder, pictures, kept=False)
         if self.known().many:
             piles = in_parts(chain.from_iterable(piles), BATCH)
         found = chain.from_iterable(self._answers(pile, unknown_rate, top) for pile in piles)
@@ -441,13 +449,13 @@ class Classifier:
 
     def features(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Features (n, d) of pictures by the store's backbone, for `concm.ConCM` or whatever else works on features."""
-        items = [whole(item) for item in encoded(self._encoder, listed(pictures), thumbnails=False, title="photos")]
+        items = [whole(item) for item in encoded(self._encoder, listed(pictures), kept=False, title="photos")]
         return np.array([item.features.numpy() for item in items], np.float32)
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Probabilities (n, classes) in the order of `classes_`."""
         self.known()
-        items = [whole(item) for item in encoded(self._encoder, listed(pictures), thumbnails=False, title="predicting")]
+        items = [whole(item) for item in encoded(self._encoder, listed(pictures), kept=False, title="predicting")]
         known = self.known()
         if not items:
             return np.zeros((0, len(known.engine.names)), np.float32)
@@ -533,7 +541,7 @@ class Classifier:
         """The frozen backbone, checked to be the one that the store's features come from."""
         made = None if self._store is None else Made.of(self._store)
         reference = self._reference(made)
-        with torch.random.fork_rng(devices=[]):
+        with one_thread(), torch.random.fork_rng(devices=[]):
             readings = self._readings(reference, None if made is None else made.encoder)
             encoder = encoders.load_encoder(reference, natural(224), **readings).to(torch.device(self.device))
         if made is not None and encoder.identity != made.encoder:
@@ -608,13 +616,14 @@ class Classifier:
         engine: Engine,
         before: Confidence | None = None,
         first: bool = False,
-    ) -> None:
+    ) -> Confidence:
         confidence = before if before is not None and before.adapted else Confidence.of(engine)
         tensors = {f"engine.{name}": value for name, value in engine.state_dict().items()}
         tensors |= {f"confidence.{name}": value for name, value in confidence.tensors().items()}
         lasting = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_LASTING)}
         state = {"settings": to_json(engine.settings)}
         change.commit(action, detail, tensors, state, lasting=lasting if first else None, names=engine.names)
+        return confidence
 
     def _load(self) -> Known:
         """The current version, read from the store."""

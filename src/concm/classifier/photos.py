@@ -9,6 +9,7 @@ import os
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,10 @@ THUMBNAIL = 128
 
 @dataclass(frozen=True)
 class Photo:
-    """The central square (side, side, 3) of a picture, its name, and a digest of its pixels."""
+    """The central square (side, side, 3) of a picture, and its name."""
 
     name: str
     pixels: NDArray[np.uint8]
-    digest: str
 
     @classmethod
     def read(cls, picture: Picture, side: int, name: str) -> Photo:
@@ -45,7 +45,12 @@ class Photo:
             pixels = decode(_openable(picture), side)
         except BrokenPicture as error:
             raise BrokenPicture(name, error.reason) from error
-        return cls(name, pixels, hashlib.blake2b(pixels.tobytes(), digest_size=16).hexdigest())
+        return cls(name, pixels)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of its pixels; two files of one picture have the same."""
+        return hashlib.blake2b(np.ascontiguousarray(self.pixels).data, digest_size=16).hexdigest()
 
     def thumbnail(self) -> bytes:
         """A small JPEG."""
@@ -85,7 +90,8 @@ def called(picture: Picture, number: int) -> str:
 
 def printable(path: str | os.PathLike[str]) -> str:
     """A path as a line of text that can be printed, whatever its bytes are."""
-    return "".join(letter if letter.isprintable() else "�" for letter in os.fsencode(path).decode(errors="replace"))
+    text = os.fsencode(path).decode(errors="replace")
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
 def checked_name(name: object) -> str:

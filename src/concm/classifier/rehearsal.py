@@ -6,8 +6,10 @@ it is worth anything where the backbone was trained on these very photos: then t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -38,23 +40,24 @@ class Plan:
 
 def rehearse(base: BaseSession, lean: Lean, *, unseen: bool, seed: int = 0, device: str = "cpu") -> Plan:
     """The settings for a store; `unseen` says that the backbone was not trained on these photos."""
-    # The structure adds nothing on photos and takes time, and less shrinkage suits them (docs/photos.md).
-    ours = Settings(lean=lean, prototypes=1.0, whitening=SHRINKAGE)
+    # The structure adds nothing on photos and takes time, and less shrinkage suits them (docs/photos.md). Without it
+    # projectors count for nothing: every version of a store has one of them, and not more.
+    ours = Settings(lean=lean, heads=1, prototypes=1.0, whitening=SHRINKAGE)
     if not unseen:
         return Plan(ours)
     counts = torch.bincount(base.labels, minlength=len(base.classes))
     if len(base.classes) < ENOUGH_CLASSES or int(counts.min()) < 4:
         return Plan(replace(ours, trust=TRUSTS[0]))
-    work = [(half, shots) for half in range(2) for shots in SHOTS]
-    found = torch.tensor([_played(base, half, shots, seed, device) for half, shots in track(work, "rehearsing")])
+    played = chain.from_iterable(_played(base, half, seed, device) for half in range(2))
+    found = torch.tensor(list(track(played, "rehearsing", 2 * len(SHOTS))))
     means = found.mean(0).tolist()
     best = max(range(len(TRUSTS)), key=means.__getitem__)
     tried = {f"{trust:g}": round(value, 2) for trust, value in zip(TRUSTS, means, strict=True)}
     return Plan(replace(ours, trust=TRUSTS[best]), tried)
 
 
-def _played(base: BaseSession, half: int, shots: int, seed: int, device: str) -> list[float]:
-    """The mean of accuracy and HM for each trust, when the other half of the classes is new."""
+def _played(base: BaseSession, half: int, seed: int, device: str) -> Iterator[list[float]]:
+    """The mean of accuracy and HM for each trust, when the other half of the classes is new, by number of shots."""
     asked = held_out(base.features, base.labels, 0.25, seed)
     old = [label for label in base.classes if label % 2 == half]
     new = [label for label in base.classes if label % 2 != half]
@@ -64,16 +67,17 @@ def _played(base: BaseSession, half: int, shots: int, seed: int, device: str) ->
     engine.fit_base(BaseSession.of(_session(base, 0, old, taught, 0, None)))
     order = [*old, *new]
     truth = torch.tensor([order.index(label) for label in base.labels[asked].tolist()])
-    lesson = _session(base, 1, new, taught, len(old), shots)
-    values = []
-    for trust in TRUSTS:
-        trial = deepcopy(engine)
-        trial.settings = replace(quick, trust=trust)
-        trial.learn(lesson)
-        taken = trial.scores(base.features[asked]).argmax(1).cpu()
-        figures = accuracies(confusion(truth, taken, len(order)), len(old))
-        values.append((figures.acc + figures.hm) / 2)
-    return values
+    for shots in SHOTS:
+        lesson = _session(base, 1, new, taught, len(old), shots)
+        values = []
+        for trust in TRUSTS:
+            trial = deepcopy(engine)
+            trial.settings = replace(quick, trust=trust)
+            trial.learn(lesson)
+            taken = trial.scores(base.features[asked]).argmax(1).cpu()
+            figures = accuracies(confusion(truth, taken, len(order)), len(old))
+            values.append((figures.acc + figures.hm) / 2)
+        yield values
 
 
 def _session(

@@ -26,14 +26,14 @@ from concm.progress import track
 from concm.records import to_json
 
 BATCH = 32
-PILE = 8
-"""How many photos a core takes at a time where there are several."""
+PILE = 4
+"""How many photos a core takes at a time where there are several; the last ones keep it waiting for others."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What is kept of a photo: a digest, a small JPEG if it was asked for, and its features (d,)."""
+    """A photo's features (d,), and what else is kept of it, if that was asked for: a digest and a small JPEG."""
 
     name: str
     digest: str
@@ -54,16 +54,19 @@ def encoded(
     pictures: Sequence[Picture],
     *,
     remember: bool = False,
-    thumbnails: bool = True,
+    kept: bool = True,
     title: str = "photos",
 ) -> Iterator[Encoded | BrokenPicture]:
-    """The features of each picture in order, or its error; with `remember`, files are not encoded a second time."""
-    piles = in_piles(encoder, pictures, remember=remember, thumbnails=thumbnails)
+    """The features of each picture in order, or its error; with `remember`, files are not encoded a second time.
+
+    `kept` says that the pictures are to be kept, and not only answered.
+    """
+    piles = in_piles(encoder, pictures, remember=remember, kept=kept)
     yield from track(chain.from_iterable(piles), title, len(pictures))
 
 
 def in_piles(
-    encoder: Encoder, pictures: Sequence[Picture], *, remember: bool = False, thumbnails: bool = True
+    encoder: Encoder, pictures: Sequence[Picture], *, remember: bool = False, kept: bool = True
 ) -> Iterator[list[Encoded | BrokenPicture]]:
     """The same, as many at a time as were encoded together."""
     cache = FeatureCache(encoder) if remember else None
@@ -83,7 +86,7 @@ def in_piles(
             return error
 
     def developed(pile: Iterable[_Waiting | Encoded | BrokenPicture]) -> list[Encoded | BrokenPicture]:
-        return _developed(encoder, list(pile), cache, thumbnails)
+        return _developed(encoder, list(pile), cache, kept)
 
     numbered, workers = list(enumerate(pictures)), encoder.workers
     if encoder.device.type == "cpu":  # each core takes its pictures all the way from the file to the feature
@@ -106,7 +109,7 @@ def in_parts(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _developed(
-    encoder: Encoder, pile: list[_Waiting | Encoded | BrokenPicture], cache: FeatureCache | None, thumbnails: bool
+    encoder: Encoder, pile: list[_Waiting | Encoded | BrokenPicture], cache: FeatureCache | None, kept: bool
 ) -> list[Encoded | BrokenPicture]:
     """The pile with its waiting photos encoded, all at once."""
     waiting = [item for item in pile if isinstance(item, _Waiting)]
@@ -119,8 +122,8 @@ def _developed(
             if not sound:
                 done[id(item)] = BrokenPicture(item.photo.name, "has features that are no numbers in this backbone")
                 continue
-            small = item.photo.thumbnail() if thumbnails else b""
-            done[id(item)] = Encoded(item.photo.name, item.photo.digest, small, own)
+            about = (item.photo.digest, item.photo.thumbnail()) if kept else ("", b"")
+            done[id(item)] = Encoded(item.photo.name, *about, own)
     if cache is not None:
         fresh = [(item.key, done[id(item)]) for item in waiting]
         cache.put([(key, own) for key, own in fresh if key is not None and isinstance(own, Encoded)])
@@ -145,6 +148,7 @@ class FeatureCache:
         self._of = hashlib.blake2b(json.dumps(about).encode(), digest_size=16).digest()
         self._mutex = threading.Lock()
         self._db: sqlite3.Connection | None = None
+        self._fresh: list[tuple[bytes, str, bytes, bytes, bytes]] = []
         file = cache_folder() / "features.db"
         if file.exists() and not file.is_file():  # a pipe would be waited for
             return
@@ -182,12 +186,19 @@ class FeatureCache:
         return None
 
     def put(self, photos: list[tuple[bytes, Encoded]]) -> None:
-        """Add photos to the cache."""
+        """Add photos to the cache; they are written when there are some."""
         rows = []
         for key, own in photos:
             row = (own.digest, own.thumbnail, own.features.numpy().tobytes())
             rows.append((key, *row, _proof(key, *row)))
-        with self._mutex, suppress(sqlite3.Error, UnicodeDecodeError):
+        with self._mutex:
+            self._fresh += rows
+            if len(self._fresh) >= BATCH:
+                self._write()
+
+    def _write(self) -> None:
+        rows, self._fresh = self._fresh, []
+        with suppress(sqlite3.Error, UnicodeDecodeError):
             if self._db is not None and rows:
                 try:
                     self._db.execute("BEGIN IMMEDIATE")
@@ -198,7 +209,8 @@ class FeatureCache:
                         self._db.execute("ROLLBACK")
 
     def close(self) -> None:
-        """Close the cache file."""
+        """Write what is left, and close the cache file."""
+        self._write()
         if self._db is not None:
             self._db.close()
             self._db = None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -28,3 +31,9 @@ def view(pixels: Tensor, random: Tensor, size: int, kind: Augment = "shift") -> 
     images = augment.weak(F.pad(pixels, (0, 0, pad, pad, pad, pad)), random, size)
     images = policy.auto(images, random[:, POLICY], policy.POLICIES[kind])
     return augment.cut_out(images, random, CUT, fill=0.0) if kind == "cifar" else images
+
+
+def uniform(name: str, views: int) -> Tensor:
+    """Random numbers (views, RANDOMS) that depend on the name alone, the same on every machine."""
+    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    return torch.from_numpy(np.random.default_rng(seed).random((views, augment.RANDOMS), dtype=np.float32))

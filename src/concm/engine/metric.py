@@ -8,7 +8,7 @@ backbone's own base images is too small to be trusted, so it is shrunk strongly 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -47,12 +47,8 @@ class Metric(Growing):
 
         `seen` marks the images from which it is learned, if not all of them are.
         """
-        chosen = slice(None) if seen is None else seen
-        features, labels = base.features[chosen], base.labels[chosen]
-        readings = features.split_with_sizes(list(base.layout) or [features.shape[1]], -1)
-        length = torch.stack([reading.norm(dim=-1).mean() for reading in readings])
-        weights = length / length.norm().clamp(min=1e-12)
-        return cls([_whitening(reading, labels, len(base.classes), shrinkage) for reading in readings], weights)
+        found, weights = _whitenings(base, shrinkage, seen)
+        return cls([own.matrix().to(base.features.dtype) for own in found], weights)
 
     def forward(self, features: Tensor) -> Tensor:
         """Unit vectors, in which differences count the same in all directions."""
@@ -83,19 +79,65 @@ def measured(features: Tensor, matrices: Sequence[Tensor], weights: Tensor) -> T
         F.normalize(F.normalize(own, dim=-1) @ own_matrix, dim=-1)
         for own, own_matrix in zip(readings, matrices, strict=True)
     ]
+    return _weighted(unit, weights)
+
+
+def whitened(features: Tensor, base: BaseSession, shrinkage: float, seen: Tensor) -> Tensor:
+    """Features as `Metric.whitening` of the images `seen` has them, for a single use."""
+    found, weights = _whitenings(base, shrinkage, seen)
+    readings = features.split_with_sizes([len(own.vectors) for own in found], -1)
+    unit = [
+        F.normalize(own(F.normalize(reading, dim=-1)), dim=-1) for reading, own in zip(readings, found, strict=True)
+    ]
+    return _weighted(unit, weights)
+
+
+def _weighted(unit: Sequence[Tensor], weights: Tensor) -> Tensor:
     return F.normalize(torch.cat([weight * own for weight, own in zip(weights, unit, strict=True)], -1), dim=-1)
 
 
-def _whitening(reading: Tensor, labels: Tensor, classes: int, shrinkage: float) -> Tensor:
+@dataclass(frozen=True)
+class _Whitening:
+    """What is done to one reading: `scale` (k,) along the columns of `vectors` (w, k), and `rest` in all others."""
+
+    vectors: Tensor
+    scale: Tensor
+    rest: float
+
+    def __call__(self, unit: Tensor) -> Tensor:
+        """Of features (n, w), without a matrix where that takes less."""
+        width, count = self.vectors.shape
+        if 2 * count >= width:
+            return unit @ self.matrix().to(unit.dtype)
+        vectors, scale = self.vectors.to(unit.dtype), (self.scale - self.rest).to(unit.dtype)
+        return self.rest * unit + (unit @ vectors * scale) @ vectors.T
+
+    def matrix(self) -> Tensor:
+        """The same as a matrix (w, w)."""
+        found: Tensor = self.vectors * (self.scale - self.rest) @ self.vectors.T
+        found.diagonal().add_(self.rest)
+        return found
+
+
+def _whitenings(base: BaseSession, shrinkage: float, seen: Tensor | None) -> tuple[list[_Whitening], Tensor]:
+    """That of each reading, and the readings' weights."""
+    chosen = slice(None) if seen is None else seen
+    features, labels = base.features[chosen], base.labels[chosen]
+    readings = features.split_with_sizes(list(base.layout) or [features.shape[1]], -1)
+    length = torch.stack([reading.norm(dim=-1).mean() for reading in readings])
+    weights = length / length.norm().clamp(min=1e-12)
+    return [_whitening(reading, labels, len(base.classes), shrinkage) for reading in readings], weights
+
+
+def _whitening(reading: Tensor, labels: Tensor, classes: int, shrinkage: float) -> _Whitening:
     unit = F.normalize(reading.double(), dim=-1)
     counts = torch.bincount(labels, minlength=classes).clamp(min=1)
     within = unit - (class_sums(unit, labels, classes) / counts[:, None])[labels]
     within = within / max(1, len(unit) - classes) ** 0.5
     count, width = within.shape
     level = within.square().sum() / width
-    eye = torch.eye(width, dtype=unit.dtype, device=unit.device)
     if level <= torch.finfo(torch.float32).eps ** 2:  # one image per class: there is no spread to learn from
-        return eye.to(reading.dtype)
+        return _Whitening(unit.new_empty(width, 0), unit.new_empty(0), 1.0)
     least = torch.finfo(torch.float32).eps
     if count < width and shrinkage > least:  # all spread lies in the span of the images, which is found faster
         values, sides = torch.linalg.eigh(within @ within.T)
@@ -105,6 +147,4 @@ def _whitening(reading: Tensor, labels: Tensor, classes: int, shrinkage: float) 
     else:
         values, vectors = torch.linalg.eigh(within.T @ within)
         rest = 0.0
-    scale = (values.clamp(min=0) / level + shrinkage).clamp(min=least).rsqrt()
-    matrix: Tensor = rest * eye + vectors * (scale - rest) @ vectors.T
-    return matrix.to(reading.dtype)
+    return _Whitening(vectors, (values.clamp(min=0) / level + shrinkage).clamp(min=least).rsqrt(), rest)

@@ -185,6 +185,10 @@ class Semantics:
         vectors, _ = embed([*names, *((plain(name),) for name in base_names)], words)
         return cls(attributes=labels, vectors=vectors[: len(labels)].clone(), source=source, words=words)
 
+    def __deepcopy__(self, memo: object) -> Semantics:
+        """Nothing of it ever changes, and its vocabulary is large: a copy is the thing itself."""
+        return self
+
     def learn(self, names: Sequence[str]) -> Semantics:
         """The same pool with these classes known too, as context for the names that come later."""
         return replace(self, source=self.source.learn(names))

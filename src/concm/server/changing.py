@@ -14,6 +14,7 @@ from concm.data.images import BrokenPicture
 from concm.errors import Misuse
 from concm.server import uploads
 from concm.server.asked import UNKNOWN_RATE, body, desk, field, numbers, query
+from concm.server.desk import is_question
 from concm.server.jobs import Job
 from concm.server.predictor import Seen
 
@@ -29,16 +30,18 @@ async def predict(request: Request) -> Response:
     check_rate(rate)
     if not 1 <= top <= 100 or not 0 <= nearest <= 20 or keep not in ("unsure", "all", "none"):
         raise Misuse("`top` is 1 to 100, `nearest` 0 to 20, and `keep` one of unsure, all, none")
-    answers, failures = [], []
+    own, answers, failures = desk(request), [], []
     async with uploads.form(request) as parts:
-        for folder, found in await uploads.sent(parts, desk(request).predictor):
+        for folder, found in await uploads.sent(parts, own.predictor, lambda seen: (seen, own.said(seen, rate, top))):
             if isinstance(found, BrokenPicture):
                 failures.append(str(found))
                 continue
-            if keep == "none" and not nearest:
-                answer = desk(request).answer(found, rate, top, 0, keep)  # too quick to be worth a thread
-            else:
-                answer = await run_in_threadpool(desk(request).answer, found, rate, top, nearest, keep)
+            seen, prediction = found
+            answer: dict[str, Any] = dict(vars(prediction))
+            if keep == "all" or (keep == "unsure" and is_question(prediction)):
+                answer["inbox"] = await run_in_threadpool(own.keep, seen, prediction)
+            if nearest:
+                answer["nearest"] = await run_in_threadpool(own.nearest, seen, nearest)
             answers.append({**answer, "folder": folder} if folder else answer)
     return JSONResponse({"predictions": answers, "failures": failures}, 200 if answers else 422)
 
@@ -129,7 +132,7 @@ async def _over(job: Job) -> Response:
 async def _labelled(request: Request, parts: Any, name: str | None) -> dict[str, list[Seen]]:
     """The photos that were sent, by class; one that cannot be read refuses them all."""
     groups: dict[str, list[Seen]] = {}
-    for folder, found in await uploads.sent(parts, desk(request).predictor):
+    for folder, found in await uploads.sent(parts, desk(request).predictor, lambda seen: seen):
         if isinstance(found, BrokenPicture):
             raise found
         if not (name or folder):

@@ -51,7 +51,7 @@ class Desk:
         self.exports = Path(tempfile.mkdtemp(prefix="concm-export-"))
         self._album: Album | None = None
         self._health: dict[str, Any] = {}
-        self._mutex = threading.Lock()
+        self._mutex, self._turning = threading.Lock(), threading.Lock()
 
     def close(self) -> None:
         """Finish what was begun, and let go of all files."""
@@ -68,7 +68,7 @@ class Desk:
 
     def album(self, known: Known) -> Album:
         """The photos of a version."""
-        with self._mutex:
+        with self._turning:  # not the lock of answers, which do not wait until an album is read
             if self._album is None or self._album.version != known.version:
                 self._album = Album.of(self.classifier.store, known)
             return self._album
@@ -87,17 +87,18 @@ class Desk:
 
     # Answers
 
-    def answer(self, seen: Seen, unknown_rate: float, top: int, nearest: int, keep: str) -> dict[str, Any]:
-        """What a photo shows; `keep` says which photos are kept to be named later: the unsure ones, all or none."""
+    def said(self, seen: Seen, unknown_rate: float, top: int) -> Prediction:
+        """What a photo shows."""
+        return self.known().prediction(seen.photo.name, seen.features, unknown_rate, top)
+
+    def keep(self, seen: Seen, prediction: Prediction) -> int:
+        """Keep a photo to be named later, and return its number; one that is a question waits for it in the inbox."""
+        return self.inbox.add(seen.kept(), shown=is_question(prediction))
+
+    def nearest(self, seen: Seen, count: int) -> list[dict[str, Any]]:
+        """The taught photos that a photo looks most like."""
         known = self.known()
-        prediction = known.prediction(seen.photo.name, seen.features, unknown_rate, top)
-        said: dict[str, Any] = asdict(prediction)
-        asks = is_question(prediction)
-        if keep == "all" or (keep == "unsure" and asks):
-            said["inbox"] = self.inbox.add(seen.kept(), shown=asks)
-        if nearest:
-            said["nearest"] = self.album(known).nearest(in_metric(known, seen.features[None])[0], nearest)
-        return said
+        return self.album(known).nearest(in_metric(known, seen.features[None])[0], count)
 
     def waiting(self, unknown_rate: float, nearest: int = 0) -> list[dict[str, Any]]:
         """The inbox, with what the newest version says; photos that are alike are in one group."""

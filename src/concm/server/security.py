@@ -13,7 +13,6 @@ import ipaddress
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
@@ -33,6 +32,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
 }
+CACHE = b"cache-control"
+_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 STRANGER = "Open the address that `concm serve` printed, with its token."
 
 
@@ -121,14 +122,14 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and not self._ours(origin, headers["host"]):
             return _refusal(403, "requests of other pages are refused")
-        arriving = request.method == "GET" and request.url.path == "/"
+        arriving = request.method == "GET" and request.scope["path"] == "/"
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not arriving:
             return _refusal(403, "requests of other pages are refused")
         if int(headers.get("content-length", "0") or 0) > self.limit:
             return _refusal(413, f"at most {self.limit // 10**6} million bytes are taken at a time")
-        if request.url.path in OPEN:
+        if request.scope["path"] in OPEN:
             return None
-        if request.url.path == "/favicon.ico":
+        if request.scope["path"] == "/favicon.ico":
             return Response(status_code=204)
         if arriving and "token" in request.query_params:
             return self._arrival(request)
@@ -152,7 +153,7 @@ class Guard:
         if scheme.lower() == "bearer":
             return None if same(token.strip(), self.keys.token) else _refusal(401, "this is not the token")
         if not same(request.cookies.get(self.cookie, ""), self.keys.cookie):
-            if request.url.path == "/":
+            if request.scope["path"] == "/":
                 return PlainTextResponse(STRANGER, 401)
             return _refusal(401, "a token is needed: send the header Authorization: Bearer TOKEN")
         if request.method in ("GET", "HEAD"):
@@ -187,10 +188,10 @@ def _limited(receive: Receive, limit: int) -> Receive:
 def _with_headers(send: Send) -> Send:
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
-                headers[name] = value
-            headers.setdefault("Cache-Control", "no-store")
+            own = list(message["headers"])
+            if not any(name == CACHE for name, _ in own):
+                own.append((CACHE, b"no-store"))
+            message["headers"] = own + _HEADERS
         await send(message)
 
     return sent

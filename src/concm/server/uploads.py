@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import PurePosixPath
+from typing import TypeVar
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
@@ -19,6 +20,7 @@ MOST_FILES = 200
 MOST_BYTES = 50_000_000
 """Of one photo."""
 LONGEST = 100
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -30,8 +32,10 @@ async def form(request: Request) -> AsyncIterator[FormData]:
         yield parts
 
 
-async def sent(parts: FormData, predictor: Predictor) -> list[tuple[str, Seen | BrokenPicture]]:
-    """The photos of the field `photos` in order, each with the folder that its name began with."""
+async def sent(
+    parts: FormData, predictor: Predictor, question: Callable[[Seen], T]
+) -> list[tuple[str, T | BrokenPicture]]:
+    """What the question finds in the photos of the field `photos`, in order, each with the folder it was named with."""
     files = [part for part in parts.getlist("photos") if isinstance(part, UploadFile)]
     if not files:
         raise HTTPException(400, "no photo was sent: the field is called photos")
@@ -41,8 +45,8 @@ async def sent(parts: FormData, predictor: Predictor) -> list[tuple[str, Seen | 
         name = printable(path.name or "photo")[:LONGEST]
         if (file.size or 0) > MOST_BYTES:
             raise HTTPException(413, f"{name} is too large: a photo has {MOST_BYTES // 10**6} million bytes at most")
-        futures.append((path.parent.name, asyncio.wrap_future(predictor.see(await file.read(), name))))
-    found: list[tuple[str, Seen | BrokenPicture]] = []
+        futures.append((path.parent.name, asyncio.wrap_future(predictor.see(await file.read(), name, question))))
+    found: list[tuple[str, T | BrokenPicture]] = []
     for folder, future in futures:
         try:
             found.append((folder, await future))

@@ -50,7 +50,7 @@ const app = {
     document.getElementById("summary").textContent =
       `version ${status.version} · ${many(status.classes, "class", "classes")} · ${many(status.photos, "photo")}`;
     undo.disabled = !status.can_undo;
-    undo.textContent = status.can_undo ? `Undo: ${status.last.action} ${status.last.detail}`.slice(0, 60) : "Undo";
+    undo.textContent = undo.title = status.can_undo ? `Undo: ${status.last.action} ${status.last.detail}` : "Undo";
     const badge = document.querySelector("#tabs .count");
     badge.textContent = String(status.inbox);
     badge.hidden = status.inbox === 0;

@@ -2,7 +2,7 @@
 import { attempt, el, get, many, post, say } from "/static/tools.js";
 
 const VERDICTS = { "enough": "enough photos", "more photos": "needs more photos", "confused": "looks like another class" };
-const percent = (value) => value === null ? "–" : `${Math.round(value)} %`;
+const percent = (value) => value === null ? "–" : `${Math.round(value)}\u00a0%`;
 const picture = (number, alt) => el("img", { src: `/api/photos/${number}/thumbnail`, alt, loading: "lazy" });
 
 export async function show(view, app) {

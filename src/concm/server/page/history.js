@@ -4,7 +4,7 @@ import { attempt, el, get, post, say } from "/static/tools.js";
 export async function show(view, app) {
   const { versions } = await get("/api/history");
   const rows = [...versions].reverse().map((row) => el("tr", {}, el("th", { scope: "row" }, String(row.version)),
-    el("td", {}, row.created.slice(0, 16).replace("T", " ")), el("td", {}, `${row.action}: ${row.detail}`),
+    el("td", {}, row.created.slice(0, 16).replace("T", " ")), el("td", { className: "what" }, `${row.action}: ${row.detail}`),
     el("td", {}, String(row.classes)), el("td", {}, String(row.photos))));
   const make = (what, words) => el("button", { type: "button", onclick: () => fetched(what) }, words);
   const card = el("a", { className: "button", href: "/api/card", download: "CARD.md" }, "Model card");

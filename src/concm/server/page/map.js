@@ -26,10 +26,16 @@ export async function show(view, app) {
     pen.font = "600 13px system-ui, sans-serif";
     pen.textAlign = "center";
     const style = getComputedStyle(box);
+    const taken = [];
     for (const row of classes) {
       const wide = pen.measureText(row.class).width / 2 + 4;
       const [left, top] = at(row.at);
-      const [x, y] = [Math.min(Math.max(left, wide), canvas.clientWidth - wide), Math.max(top - 8, 16)];
+      const x = Math.min(Math.max(left, wide), canvas.clientWidth - wide);
+      const free = (y) => y > 12 && y < canvas.clientHeight - 4
+        && taken.every((other) => Math.abs(x - other.x) > wide + other.wide || Math.abs(y - other.y) > 15);
+      const y = [-8, 18, -24, 34].map((step) => top + step).find(free);
+      if (y === undefined) continue;  // it would cover another name, and its dots tell it too
+      taken.push({ x, y, wide });
       pen.lineWidth = 4;
       pen.strokeStyle = style.backgroundColor;
       pen.strokeText(row.class, x, y);
@@ -57,7 +63,7 @@ export async function show(view, app) {
     if (photo !== null) app.open("classes", photo.class);
   });
   view.replaceChildren(box, el("p", { className: "soft" },
-    "The two directions in which the classes differ most; what lies close here may still differ in others. A dot is a photo: click it to see its class."));
+    "The two directions in which the classes differ most; what lies close here may still differ in others. A dot is a photo: point at it to read its class, click it to see it."));
   draw();
   new ResizeObserver(draw).observe(box);
 }

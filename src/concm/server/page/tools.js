@@ -60,7 +60,7 @@ export async function attempt(work) {
   }
 }
 
-export const percent = (share) => `${Math.round(100 * share)} %`;
+export const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
 export const many = (count, one, more = `${one}s`) => `${count} ${count === 1 ? one : more}`;
 
 // A grid of photos to tick, with the keys of a grid: arrows move, space ticks, shift ticks all in between.

@@ -28,6 +28,7 @@ def features(
     keep_pictures: bool = False,
     base_limit: int | None = None,
     novel_limit: int | None = None,
+    test_limit: int | None = None,
     precision: Literal["int8", "float16", "float32"] = "float16",
     shards: int | None = None,
     batch: int = 256,
@@ -65,6 +66,8 @@ def features(
         Images to keep of each base class; statistics come from all of them in any case.
     novel_limit
         Candidates to keep of each novel class.
+    test_limit
+        Test images to keep of each class, for a small bank; figures of it are of those alone.
     precision
         How features are stored; int8 has a scale per dimension.
     shards
@@ -111,6 +114,7 @@ def features(
             keep_pictures=keep_pictures,
             base_limit=base_limit,
             novel_limit=novel_limit,
+            test_limit=test_limit,
             batch=batch,
             seed=seed,
         )

@@ -33,6 +33,7 @@ def extract(
     keep_pictures: bool = False,
     base_limit: int | None = None,
     novel_limit: int | None = None,
+    test_limit: int | None = None,
     batch: int = 256,
     seed: int = 0,
 ) -> Bank:
@@ -50,7 +51,7 @@ def extract(
         )
     begun = time.perf_counter()
     encoder.to(where.device if isinstance(where, Fabric) else torch.device("cpu"))
-    base, held, novel, test = dataset.base, dataset.held, dataset.novel, dataset.test
+    base, held, novel, test = dataset.base, dataset.held, dataset.novel, limited(dataset.test, test_limit, seed)
     some_base, some_novel = limited(base, base_limit, seed), limited(novel, novel_limit, seed)
     sets = {"base": base, "held-out": held, "novel": some_novel, "test": test}
     jobs = [(f"{name} images", images, 0) for name, images in sets.items() if images is not None]

@@ -124,6 +124,25 @@ def test_a_machine_that_has_not_the_user_s_file_gets_it_with_the_task(bank, tmp_
     assert task.choice().source == before
 
 
+@needs_ray
+@pytest.mark.slow
+def test_ctrl_c_ends_what_runs_on_a_cluster_and_keeps_what_is_finished(bank, tmp_path):
+    mark = tmp_path / "mark"
+    (tmp_path / "mine.py").write_text(OWN.format(mark=str(mark)))
+    asked = ["--method", "ncm", "--method", "mine.py:Slow", "--draws", 1, "--out", "out", "--on", "ray"]
+    process = concm(tmp_path, "bench", "--bank", bank, *asked, "--device", "cpu")
+    try:
+        wait_until(lambda: mark.exists() and any((tmp_path / "out").glob("folder-ncm-*.json")))
+        os.killpg(process.pid, signal.SIGINT)
+        code, said = process.wait(120), process.communicate()[1]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert code == 1
+    assert sentence(said) == "interrupted; finished runs are in out, the same command does the rest"
+    assert all(Result.load(file).summary for file in (tmp_path / "out").glob("folder-*.json"))
+
+
 @pytest.fixture(scope="module")
 def ray():
     """A cluster of two cores that several tests join, as it is started only once."""
@@ -193,22 +212,3 @@ def test_a_store_of_a_cluster_knows_what_one_of_this_machine_knows(trained, tmp_
     told = [json.loads(text) for text in re.findall(r"^\{.*?^\}", capsys.readouterr().out, flags=re.M | re.S)]
     assert told[0]["acc"] == pytest.approx(told[1]["acc"])
     assert told[0]["ece"] == pytest.approx(told[1]["ece"], abs=0.01)
-
-
-@needs_ray
-@pytest.mark.slow
-def test_ctrl_c_ends_what_runs_on_a_cluster_and_keeps_what_is_finished(bank, tmp_path):
-    mark = tmp_path / "mark"
-    (tmp_path / "mine.py").write_text(OWN.format(mark=str(mark)))
-    asked = ["--method", "ncm", "--method", "mine.py:Slow", "--draws", 1, "--out", "out", "--on", "ray"]
-    process = concm(tmp_path, "bench", "--bank", bank, *asked, "--device", "cpu")
-    try:
-        wait_until(lambda: mark.exists() and any((tmp_path / "out").glob("folder-ncm-*.json")))
-        os.killpg(process.pid, signal.SIGINT)
-        code, said = process.wait(120), process.communicate()[1]
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert code == 1
-    assert sentence(said) == "interrupted; finished runs are in out, the same command does the rest"
-    assert all(Result.load(file).summary for file in (tmp_path / "out").glob("folder-*.json"))

@@ -58,7 +58,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_wheel_holds_the_bank_and_the_tables_and_no_tests(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    for asset in ("assets/cifar100.safetensors", "assets/wordnet.npz", "assets/glove.npz", "py.typed"):
+    for asset in ("assets/cifar100.safetensors", "assets/cub200.safetensors", "assets/wordnet.npz", "assets/glove.npz", "py.typed"):
         assert f"concm/{asset}" in names
     assert all(name.startswith(("concm/", "concm-")) for name in names)
 

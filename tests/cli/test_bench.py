@@ -296,7 +296,7 @@ def test_a_bank_that_is_none_is_refused(bank, tmp_path, capsys):
 
 def test_a_scenario_without_a_bundled_bank_is_refused(tmp_path, capsys):
     asked = ["--out", tmp_path / "out"]
-    assert "no feature bank of cub200 ships with concm" in refusal(capsys, "bench", "cub200", *asked, code=2)
+    assert "no feature bank of imagenet1k ships with concm" in refusal(capsys, "bench", "imagenet1k", *asked, code=2)
     assert "did you mean cifar100?" in refusal(capsys, "bench", "cifar10", *asked, code=2)
     assert not (tmp_path / "out").exists()
 

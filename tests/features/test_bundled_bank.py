@@ -113,3 +113,15 @@ def test_it_can_be_cut_otherwise(options, summary, rows, capsys):
 def test_what_it_cannot_give_is_refused(options, why, capsys):
     assert call("bank", *options) == 2
     assert why in sentence(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("name", "base", "sessions", "tested"), [("mini_imagenet", 60, 8, 20), ("cub200", 100, 10, 8)])
+def test_the_small_banks_hold_enough_shots_and_the_same_number_of_test_images_of_every_class(
+    name, base, sessions, tested
+):
+    bank = Bank.bundled(name)
+    assert (bank.scenario.base, bank.scenario.sessions) == (base, sessions)
+    assert set(torch.bincount(bank.test.labels).tolist()) == {tested}
+    assert int(torch.bincount(bank.novel.labels)[base:].min()) >= 2 * bank.scenario.shot
+    found = average(nearest_mean(bank, [draw(bank, 0)]))
+    assert found[-1]["acc"] > 45

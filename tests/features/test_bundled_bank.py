@@ -11,7 +11,7 @@ import torch
 from concm.evaluation.controls import average, nearest_mean
 from concm.features.bank import Bank
 from concm.features.sessions import draw
-from tests.support.tiny import complaints, sentence, typed
+from tests.support.tiny import call, complaints, sentence, typed
 
 FILE = Path(str(files("concm") / "assets" / "cifar100.safetensors"))
 
@@ -93,15 +93,15 @@ def test_it_is_shown_without_any_argument():
         (["--sessions", "3"], "3 sessions of 5-way 5-shot", 4),
     ],
 )
-def test_it_can_be_cut_otherwise(options, summary, rows):
-    done = typed("bank", "--draws", 1, *options)
-    assert (done.returncode, complaints(done.stderr)) == (0, [])
-    assert summary in done.stdout
-    assert "of 1 draws" in done.stdout
-    assert sum("±" in line and line[0].isdigit() for line in done.stdout.splitlines()) == rows
+def test_it_can_be_cut_otherwise(options, summary, rows, capsys):
+    assert call("bank", "--draws", 1, *options) == 0
+    said, complained = capsys.readouterr()
+    assert complaints(complained) == []
+    assert summary in said
+    assert "of 1 draws" in said
+    assert sum("±" in line and line[0].isdigit() for line in said.splitlines()) == rows
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -111,7 +111,6 @@ def test_it_can_be_cut_otherwise(options, summary, rows):
         (["--seed", "-1"], "--seed"),
     ],
 )
-def test_what_it_cannot_give_is_refused(options, why):
-    done = typed("bank", *options)
-    assert done.returncode == 2
-    assert why in sentence(done.stderr)
+def test_what_it_cannot_give_is_refused(options, why, capsys):
+    assert call("bank", *options) == 2
+    assert why in sentence(capsys.readouterr().err)

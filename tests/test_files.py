@@ -26,6 +26,17 @@ def test_a_file_is_replaced_whole_and_no_draft_is_left(tmp_path):
     assert (tmp_path / "some" / "file").read_bytes() == b"two"
 
 
+def test_a_file_that_was_written_lasts_and_so_does_its_name(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (synced.append(os.readlink(f"/proc/self/fd/{handle}")), fsync(handle))
+    )
+    write_whole(tmp_path / "file", b"one")
+    draft, folder = map(Path, synced)
+    assert draft.parent == folder == tmp_path
+    assert not draft.exists()
+
+
 @pytest.mark.parametrize("mask", [0o022, 0o077])
 def test_rights_follow_the_umask(tmp_path, mask):
     before = os.umask(mask)

@@ -42,12 +42,23 @@ def replacing(path: Path, way_out: str = "") -> Iterator[Path]:
             draft.chmod(stat.S_IMODE(path.stat().st_mode))
         os.replace(draft, path)
         draft = None
+        with suppress(OSError):  # a folder that cannot be synced holds the file all the same
+            sync(path.parent)
     except OSError as error:
         raise ConcmError(f"cannot write {path}: {error.strerror or error}{way_out}") from error
     finally:
         if draft is not None:
             with suppress(OSError):  # the reason why it failed is told, and whoever writes next removes the draft
                 draft.unlink()
+
+
+def sync(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def is_stream(path: Path | None) -> bool:

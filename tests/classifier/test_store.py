@@ -323,7 +323,7 @@ def _writes_on(store: Store, name: str, used: int) -> None:
 def test_what_a_killed_writer_left_is_removed_by_the_next(store: Store):
     learn(store, "dog")
     folder = store.path / "states"
-    for name in ("2.safetensors", "17.safetensors", ".draft-xyz", "notes.txt"):
+    for name in ("2.safetensors", "17.safetensors", ".draft-0123456789abcdef", "notes.txt"):
         (folder / name).write_bytes(b"half a st")
     learn(store, "cat")
     assert {file.name for file in folder.iterdir()} == {"1.safetensors", "2.safetensors", "notes.txt"}
@@ -556,13 +556,16 @@ def test_sweeping_removes_only_states_that_a_store_wrote(tmp_path):
     with Store.create(tmp_path / "zoo", {}) as store:
         states = tmp_path / "zoo" / "states"
         states.mkdir()
-        for name in ("1.jpg", "2.png", "utah.jpg", "7.safetensors", ".draft-abc", "3.safetensors.bak"):
+        foreign = {"1.jpg", "2.png", "utah.jpg", "3.safetensors.bak", ".draft-letter", ".draft-0123456789abcdef.txt"}
+        for name in (*foreign, "7.safetensors", ".draft-0123456789abcdef", ".draft-0123456789abcdef-wal"):
             (states / name).write_bytes(b"")
         (states / "8.safetensors").mkdir()
+        (states / ".draft-00000000000000ff").mkdir()
+        (states / ".draft-00000000000000fe").symlink_to(states / "1.jpg")
         with store.writing():
             pass
         left = {path.name for path in states.iterdir()}
-    assert left == {"1.jpg", "2.png", "utah.jpg", "3.safetensors.bak", "8.safetensors"}
+    assert left == {*foreign, "8.safetensors", ".draft-00000000000000ff", ".draft-00000000000000fe"}
 
 
 # damage, and what takes a store's place

@@ -5,11 +5,12 @@
 A shim (faults.c, built here with `cc`) stands between the process and the C library. It counts the calls that change
 files below a folder, those of SQLite among them. For every command of changes.py and every one of its calls, the
 command runs in a child on a copy of a small store while that call (1) fails with an I/O error, (2) finds the disk full,
-(3) is where the process is killed, or (4) is half done when it is killed. For a loss of power, the calls are written
-down, and the disk is put together as it may look after each of them (power.py): synced data for certain, unsynced data
-lost, or lost in part at random, names in a folder only after the folder was synced. Afterwards every piece must be
-whole, as it was before or as it is after the command (after a command that returned: the latter); a command that failed
-must have said so in one sentence, with exit code 1; and the same command must lead to where it leads undisturbed.
+(3) is where the process is killed, or (4), if it writes, is half done when it is killed. For a loss of power, the calls
+are written down, and the disk is put together as it may look after each of them (power.py): synced data for certain,
+unsynced data lost, or lost in part at random, names in a folder only after the folder was synced. Afterwards every
+piece must be whole, as it was before or as it is after the command (after a command that returned: the latter); a
+command that failed must have said so in one sentence, with exit code 1; and the same command, typed again, must lead to
+where it leads undisturbed.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from typing import Any
 
 from power import Disk, read_journal
 
-MODES = {"I/O error": 1, "full disk": 2, "kill": 3, "half a call, then kill": 4}
-POWER = "loss of power"
+HALF, POWER = "half a write, then kill", "loss of power"
+MODES = {"I/O error": 1, "full disk": 2, "kill": 3, HALF: 4}
 FINE, REFUSED, TRACEBACK = 0, 1, 3
 GOOD = ("before", "after", "part", "after, told as failed")
 
@@ -173,11 +174,13 @@ class Suite:
 
     def trials(self, every: int) -> list[tuple[str, int]]:
         """All of them, or those at every n-th call; the power also fails before the first and after the last."""
-        counted = [(mode, at) for mode in MODES for at in range(1, self.calls + 1, every)]
+        calls = [*range(1, self.calls + 1, every)]
+        counted = [(mode, at) for mode in MODES for at in calls]
         if self.name.endswith("cache"):  # pixels are written through memory, past the journal
             return counted
-        events = len(read_journal(self.log))
-        return counted + [(POWER, at) for at in {*range(0, events + 1, every), events} for _ in range(2)]
+        events = read_journal(self.log)
+        halved = [(mode, at) for mode, at in counted if mode != HALF or events[at - 1][0] == "write"]
+        return halved + [(POWER, at) for at in {*range(0, len(events) + 1, every), len(events)} for _ in range(2)]
 
 
 def main() -> None:

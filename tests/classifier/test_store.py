@@ -657,6 +657,22 @@ def test_a_state_that_names_other_classes_than_the_database_is_not_committed(sto
     assert names(store) == ["ant"]
 
 
+def test_a_version_that_is_undone_while_it_is_verified_is_no_damage(store, monkeypatch):
+    for name in ("dog", "cat"):
+        learn(store, name)
+    checked = Store._checked
+
+    def meanwhile(self: Store, version: int):
+        if version == 2:
+            with Store.open(store.path) as other:
+                other.undo()
+        return checked(self, version)
+
+    monkeypatch.setattr(Store, "_checked", meanwhile)
+    assert store.verify() == []
+    assert names(store) == ["dog"]
+
+
 def test_a_backup_is_the_store_and_no_existing_folder_is_touched(store, tmp_path):
     learn(store, "ant")
     learn(store, "bee")

@@ -507,7 +507,8 @@ class Classifier:
         return wrong
 
     def backup(self, destination: str | os.PathLike[str]) -> Path:
-        """Make a consistent copy of the store in a new folder, while others go on predicting."""
+        """Make a consistent copy of the store in a new folder, while others go on predicting; not of a damaged one."""
+        Made.of(self.store).check(self.path / "backbone.safetensors")
         self.store.backup(Path(destination), self._waiting, self._wait)
         return Path(destination)
 

@@ -24,7 +24,7 @@ def verify(store: Path, /, *, access: Access = Access()) -> None:  # noqa: B008
         for sentence in wrong:
             complain(sentence)
         if wrong:
-            raise ConcmError(f"{store} is damaged in {len(wrong)} places; step back with undo, or use a backup")
+            raise ConcmError(f"{store} is damaged, in places: {len(wrong)}; step back with undo, or use a backup")
         say(f"{store} is sound: {len(classifier.history)} versions, {len(classifier.classes)} classes")
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.support.tiny import environment
 
 BENCH = Path(__file__).parents[2] / "bench"
-TRIED = ("learn", "rename", "undo", "backup", "features", "bench")
+TRIED = ("fit", "undo", "features", "bench")
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib.backends.backend_agg  # noqa: F401  # once, and not in every child
 from tests.support.data import make_bank
 from tests.support.photographs import BACKBONE, write_class, write_world
 from tests.support.reliability import answers

@@ -38,6 +38,7 @@ def replacing(path: Path, way_out: str = "") -> Iterator[Path]:
         draft = path.parent / f".draft-{secrets.token_hex(8)}"
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         yield draft
+        sync(draft)  # else a loss of power could leave the name without the content
         if path.exists():
             draft.chmod(stat.S_IMODE(path.stat().st_mode))
         os.replace(draft, path)
@@ -52,9 +53,9 @@ def replacing(path: Path, way_out: str = "") -> Iterator[Path]:
                 draft.unlink()
 
 
-def sync(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file's content durable, or the names in a folder."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -86,8 +87,6 @@ def write_whole(path: Path, data: bytes) -> None:
         return
     with replacing(path) as draft, draft.open("wb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:

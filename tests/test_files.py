@@ -26,13 +26,12 @@ def test_a_file_is_replaced_whole_and_no_draft_is_left(tmp_path):
     assert (tmp_path / "some" / "file").read_bytes() == b"two"
 
 
-def test_a_file_that_was_written_lasts_and_so_does_its_name(tmp_path, monkeypatch):
-    synced, fsync = [], os.fsync
-    monkeypatch.setattr(
-        os, "fsync", lambda handle: (synced.append(os.readlink(f"/proc/self/fd/{handle}")), fsync(handle))
-    )
-    write_whole(tmp_path / "file", b"one")
-    draft, folder = map(Path, synced)
+def test_a_file_that_was_written_by_whatever_means_lasts_and_so_does_its_name(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink()))
+    with files.replacing(tmp_path / "file") as where:
+        where.write_bytes(b"one")  # as a library does that is given a path
+    draft, folder = synced
     assert draft.parent == folder == tmp_path
     assert not draft.exists()
 

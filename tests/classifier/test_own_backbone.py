@@ -124,6 +124,28 @@ def test_a_trained_backbone_goes_with_the_store(tmp_path, given_as):
     assert opened(zoo.path, backbone=str(trained(tmp_path / "same.safetensors"))).version == 2
 
 
+@pytest.mark.parametrize("change", ["other weights", "other words", "gone"])
+def test_a_store_whose_backbone_file_was_replaced_is_refused_and_verify_says_so(tmp_path, change):
+    file = trained(tmp_path / "backbone.safetensors")
+    with opened(tmp_path / "zoo", backbone=f"{BACKBONE}@{file}") as zoo:
+        zoo.fit(base_photos(4), settings=QUICK)
+        assert zoo.verify() == []
+    own = tmp_path / "zoo" / "backbone.safetensors"
+    if change == "gone":
+        own.unlink()
+    elif change == "other weights":
+        trained(own, seed=6)
+    else:  # the same network, said to be trained in another way: only the file's digest tells
+        network = TinyBackbone(5)
+        Encoder(BACKBONE, network, network.transform, {"dimension": 48, "recipe": {"epochs": 2}}).save(own)
+    why = "is missing" if change == "gone" else "is damaged: it is not the backbone file that was written"
+    with opened(tmp_path / "zoo") as zoo:
+        [said] = zoo.verify()
+        assert said.startswith(f"the backbone: {own} {why}")
+        with pytest.raises(ConcmError, match="was made with" if change == "gone" else why):
+            zoo.predict(picture("cat"))
+
+
 class Staged(TinyBackbone):
     """It shows two blocks."""
 

@@ -323,11 +323,29 @@ def _writes_on(store: Store, name: str, used: int) -> None:
 def test_what_a_killed_writer_left_is_removed_by_the_next(store: Store):
     learn(store, "dog")
     folder = store.path / "states"
-    for name in ("2.safetensors", "17.safetensors", ".draft-xyz", "notes.txt"):
+    for name in ("2.safetensors", "17.safetensors", ".draft-0123456789abcdef", "notes.txt"):
         (folder / name).write_bytes(b"half a st")
     learn(store, "cat")
     assert {file.name for file in folder.iterdir()} == {"1.safetensors", "2.safetensors", "notes.txt"}
     assert store.state()[1]["photos"] == 4
+
+
+def test_the_state_of_a_commit_that_failed_stays_until_the_next_writer_has_looked(store: Store, monkeypatch):
+    """Where the disk fails to sync, the next process may find the commit in the WAL all the same."""
+    learn(store, "dog")
+
+    def unsynced(db: sqlite3.Connection) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("concm.classifier.change.commit", unsynced)
+        with pytest.raises(ConcmError, match="disk I/O error"):
+            learn(store, "cat")
+    assert states(store) == [1, 2]
+    assert names(store) == ["dog"]
+    with store.writing():
+        pass
+    assert states(store) == [1]
 
 
 def test_the_newest_versions_can_be_undone_and_older_ones_take_no_room(store: Store):
@@ -556,13 +574,16 @@ def test_sweeping_removes_only_states_that_a_store_wrote(tmp_path):
     with Store.create(tmp_path / "zoo", {}) as store:
         states = tmp_path / "zoo" / "states"
         states.mkdir()
-        for name in ("1.jpg", "2.png", "utah.jpg", "7.safetensors", ".draft-abc", "3.safetensors.bak"):
+        foreign = {"1.jpg", "2.png", "utah.jpg", "3.safetensors.bak", ".draft-letter", ".draft-0123456789abcdef.txt"}
+        for name in (*foreign, "7.safetensors", ".draft-0123456789abcdef", ".draft-0123456789abcdef-wal"):
             (states / name).write_bytes(b"")
         (states / "8.safetensors").mkdir()
+        (states / ".draft-00000000000000ff").mkdir()
+        (states / ".draft-00000000000000fe").symlink_to(states / "1.jpg")
         with store.writing():
             pass
         left = {path.name for path in states.iterdir()}
-    assert left == {"1.jpg", "2.png", "utah.jpg", "3.safetensors.bak", "8.safetensors"}
+    assert left == {*foreign, "8.safetensors", ".draft-00000000000000ff", ".draft-00000000000000fe"}
 
 
 # damage, and what takes a store's place
@@ -634,6 +655,22 @@ def test_a_state_that_names_other_classes_than_the_database_is_not_committed(sto
         with pytest.raises(ConcmError, match="other classes than its engine"):
             change.commit("learn", "bee", {}, {}, names=["ant", "cat"])
     assert names(store) == ["ant"]
+
+
+def test_a_version_that_is_undone_while_it_is_verified_is_no_damage(store, monkeypatch):
+    for name in ("dog", "cat"):
+        learn(store, name)
+    checked = Store._checked
+
+    def meanwhile(self: Store, version: int):
+        if version == 2:
+            with Store.open(store.path) as other:
+                other.undo()
+        return checked(self, version)
+
+    monkeypatch.setattr(Store, "_checked", meanwhile)
+    assert store.verify() == []
+    assert names(store) == ["dog"]
 
 
 def test_a_backup_is_the_store_and_no_existing_folder_is_touched(store, tmp_path):

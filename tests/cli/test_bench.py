@@ -426,16 +426,16 @@ class Mine(NCM):
 '''
 
 
-@pytest.mark.parametrize("reference", ["mine.py:Mine", "mine:Mine"])
-def test_a_class_in_the_current_folder_runs_beside_the_others(reference, bank, tmp_path):
+def test_a_class_in_the_current_folder_runs_beside_the_others_by_its_file_or_module(bank, tmp_path):
     (tmp_path / "mine.py").write_text(OWN)
-    asked = [str(CONCM), *map(str, words(bank, tmp_path / "out", "--method", reference, draws=2, jobs=2))]
+    both = ("--method", "mine.py:Mine", "--method", "mine:Mine")
+    asked = [str(CONCM), *map(str, words(bank, tmp_path / "out", *both, draws=2, jobs=2))]
     done = subprocess.run(
         asked, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     rows = table_of(done.stdout)
-    assert rows[reference][1:] == rows["ncm"][1:]
+    assert rows["mine.py:Mine"][1:] == rows["mine:Mine"][1:] == rows["ncm"][1:]
 
 
 def test_a_class_that_cannot_be_imported_is_refused(bank, tmp_path, capsys):

@@ -345,11 +345,9 @@ def test_ctrl_c_is_a_sentence_too(data, backbone, tmp_path, monkeypatch, capsys)
 
 @pytest.mark.slow
 def test_mistakes_typed_into_a_shell_show_no_traceback(tmp_path):
-    for words, code in ((["bank", tmp_path / "none"], 1), (["bank", "--shot", 99], 2), (["nonsense"], 2)):
-        done = typed(*words)
-        assert done.returncode == code
-        assert done.stdout == ""
-        assert "Traceback" not in done.stderr
+    done = typed("bank", tmp_path / "none")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
 
 
 def test_attributes_of_names_are_shown_and_no_name_is_a_mistake(capsys):

@@ -374,7 +374,7 @@ def test_a_store_is_verified_and_backed_up(zoo, tmp_path, capsys):
     (zoo / "states" / "2.safetensors").write_bytes(b"damaged")
     capsys.readouterr()
     assert call("verify", zoo) == 1
-    assert "is damaged in 1 places" in capsys.readouterr().err
+    assert "is damaged, in places: 1" in capsys.readouterr().err
     told(capsys, "undo", zoo)
     assert "is sound" in told(capsys, "verify", zoo)
 

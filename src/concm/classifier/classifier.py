@@ -519,10 +519,16 @@ class Classifier:
 
     def verify(self) -> list[str]:
         """What is damaged in the store, in sentences; an empty list means that every version is sound."""
-        return self.store.verify()
+        wrong = self.store.verify()
+        try:
+            Made.of(self.store).check(self.path / "backbone.safetensors")
+        except ConcmError as error:
+            wrong.append(f"the backbone: {error}")
+        return wrong
 
     def backup(self, destination: str | os.PathLike[str]) -> Path:
-        """Make a consistent copy of the store in a new folder, while others go on predicting."""
+        """Make a consistent copy of the store in a new folder, while others go on predicting; not of a damaged one."""
+        Made.of(self.store).check(self.path / "backbone.safetensors")
         self.store.backup(Path(destination), self._waiting, self._wait)
         return Path(destination)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from concm import files
 from concm.errors import ConcmError, in_a_line
 
 APPLICATION = 0x436F6E43  # marks a SQLite file as ours
@@ -163,13 +164,9 @@ def upgrade(db: sqlite3.Connection, version: int) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the names in a folder durable, or refuse."""
     try:
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        files.sync(folder)
     except OSError as error:
         raise ConcmError(f"cannot write to {folder}: {error.strerror or error}") from error
 

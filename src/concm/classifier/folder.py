@@ -16,7 +16,7 @@ from concm.errors import ConcmError
 
 _STORE_FILE = re.compile(r"(store|inbox)\.db(-wal|-shm|-journal)?|store\.lock")
 _STATE_FILE = re.compile(r"([0-9]+|lasting)\.safetensors")
-_DRAFT = re.compile(r"\.draft-\w+(-wal|-shm|-journal)?")
+_DRAFT = re.compile(r"\.draft-[0-9a-f]{16}(-wal|-shm|-journal)?")
 
 
 def refuse_foreign(path: str | Path) -> None:

@@ -40,6 +40,10 @@ class Made:
             return made
 
     def check(self, file: Path) -> None:
-        """Refuse a backbone's file that is not the one that was written."""
-        if self.file is not None and not has_digest(file.read_bytes(), self.file):
+        """Refuse a backbone's file that is missing, or not the one that was written."""
+        if self.file is None:
+            return
+        if not file.is_file():
+            raise ConcmError(f"{file} is missing, which the store's photos were seen with")
+        if not has_digest(file.read_bytes(), self.file):
             raise ConcmError(f"{file} is damaged: it is not the backbone file that was written")

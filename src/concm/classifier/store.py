@@ -177,7 +177,7 @@ class Store:
                     way_out = (
                         "; it was made by another version of concm: fit it again"
                         if other
-                        else "; or step back with undo"
+                        else "; use a backup, or step back with undo"
                     )
                     raise ConcmError(f"version {wanted} of {self.path}: {error}{way_out}") from error
 
@@ -209,7 +209,10 @@ class Store:
             try:
                 tensors, _ = self._checked(version)
             except ConcmError as error:
-                wrong.append(f"version {version}: {error}")
+                with self._reading() as db:
+                    kept = db.execute("SELECT 1 FROM versions WHERE version = ? AND kept", (version,)).fetchone()
+                if kept:  # else undone or pruned between the two reads
+                    wrong.append(f"version {version}: {error}")
                 continue
             strange = sorted(name for name, value in tensors.items() if not bool(value.isfinite().all()))
             wrong += [f"version {version}: {name} has values that are no numbers" for name in strange]
@@ -224,6 +227,8 @@ class Store:
             raise ConcmError(f"cannot back up to {destination}: there is something already; choose a new folder")
         with self._writer(waiting, timeout) as db:
             db.execute("ROLLBACK")
+            if wrong := self.verify():
+                raise ConcmError(f"{self.path} is damaged, and a copy would be as well: {wrong[0]}")
             with new_folder(destination) as draft:
                 (draft / "states").mkdir()
                 own = [file for file in (self.path / "states").iterdir() if is_state_file(file)]
@@ -334,13 +339,18 @@ class Store:
                 commit(db)
             _sweep(db, self.path)
             db.execute("BEGIN IMMEDIATE")
+            failed = False
             try:
                 described(db, self.path)  # what is damaged is not made valid by the next change
                 yield db
+            except sqlite3.Error:
+                failed = True
+                raise
             finally:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
-                _sweep(db, self.path)
+                if not failed:  # else the next to open it may find the commit in the WAL, and needs its state
+                    _sweep(db, self.path)
 
 
 def _sweep(db: sqlite3.Connection, path: Path) -> None:

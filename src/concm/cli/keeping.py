@@ -10,7 +10,7 @@ from concm.errors import ConcmError
 
 
 def verify(store: Path, /, *, access: Access = Access()) -> None:  # noqa: B008
-    """Check that nothing in a store is damaged: its database, and the state of every version that undo can reach.
+    """Check that nothing in a store is damaged: its database, every version that undo can reach, and its backbone.
 
     Parameters
     ----------
@@ -24,12 +24,12 @@ def verify(store: Path, /, *, access: Access = Access()) -> None:  # noqa: B008
         for sentence in wrong:
             complain(sentence)
         if wrong:
-            raise ConcmError(f"{store} is damaged in {len(wrong)} places; step back with undo, or use a backup")
+            raise ConcmError(f"{store} is damaged, in places: {len(wrong)}; step back with undo, or use a backup")
         say(f"{store} is sound: {len(classifier.history)} versions, {len(classifier.classes)} classes")
 
 
 def backup(store: Path, destination: Path, /, *, access: Access = Access()) -> None:  # noqa: B008
-    """Copy a store consistently, while others go on predicting; who wants to learn waits meanwhile.
+    """Copy a store consistently, while others go on predicting; who wants to learn waits. A damaged one is refused.
 
     Parameters
     ----------

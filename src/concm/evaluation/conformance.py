@@ -14,15 +14,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from concm.backbones.encoder import Identity
 from concm.data.scenarios import of_folder
 from concm.errors import Misuse
+from concm.evaluation.course import Course, last, taught
 from concm.evaluation.worlds import ANIMALS, BASE, World
 from concm.features.bank import Bank, Card, Part
 from concm.features.sessions import Session, draw, sessions
 from concm.files import load_tensors, save_tensors
-from concm.methods import EXEMPLARS, NAMES, PICTURES, POOL, TOTAL, VIEWS, Choice, Method, teach
+from concm.methods import EXEMPLARS, NAMES, PICTURES, POOL, TOTAL, VIEWS, Choice, Method
 from concm.methods.registry import granted
 
 MINERALS = ("agate", "basalt", "chalk", "diamond", "emerald", "flint", "gold", "iron", "jade", "lead", "marble", "opal")
@@ -32,62 +34,45 @@ class Broken(AssertionError):
     """What a method does otherwise than it must."""
 
 
-def taught(choice: Choice, world: World, seed: int = 0) -> Iterator[tuple[Method, int]]:
-    """The method after each session, and how many classes it should know."""
-    method = choice.build(seed=seed, device="cpu")
-    for session in world.sessions:
-        teach(method, session)
-        yield method, session.classes.stop
-
-
-def _last(choice: Choice, world: World, seed: int = 0) -> Method:
-    *_, (method, _) = taught(choice, world, seed)
-    return method
-
-
 def _need(found: bool, sentence: str) -> None:
     if not found:
         raise Broken(sentence)
 
 
-def scores_grow_with_the_classes(choice: Choice) -> None:
+def scores_grow_with_the_classes(course: Course) -> None:
     """One finite score for each class seen so far, on the CPU, whatever the number of images."""
-    world = World.of(choice=choice)
-    for method, seen in taught(choice, world):
-        for images in (world.test, world.test[:1]):
-            scores = method.scores(images)
+    for said in course.said:
+        for scores, images in ((said.scores, len(course.world.test)), (said.alone, 1)):
             _need(
-                tuple(scores.shape) == (len(images), seen),
-                f"scores are {tuple(scores.shape)}, {seen} classes are known",
+                tuple(scores.shape) == (images, said.seen),
+                f"scores are {tuple(scores.shape)}, {said.seen} classes are known",
             )
             _need(bool(scores.isfinite().all()), "some scores are not finite")
             _need(scores.device.type == "cpu", "scores of a method on the CPU are elsewhere")
 
 
-def old_classes_keep_their_index(choice: Choice) -> None:
+def old_classes_keep_their_index(course: Course) -> None:
     """Base images are still given their base label after every session."""
-    world = World.of(choice=choice)
-    for method, seen in taught(choice, world):
-        images, labels = world.known(BASE)
-        right = float((method.scores(images).argmax(1) == labels).double().mean())
-        _need(right >= 0.9, f"with {seen} classes known, {100 * right:.0f} % of easy base images get their label")
+    labels = course.world.labels
+    for said in course.said:
+        right = float((said.scores.argmax(1) == labels)[labels < BASE].double().mean())
+        _need(right >= 0.9, f"with {said.seen} classes known, {100 * right:.0f} % of easy base images get their label")
 
 
-def every_class_can_be_predicted(choice: Choice) -> None:
+def every_class_can_be_predicted(course: Course) -> None:
     """Every class that was added is the answer for most of its images, in a world where that is easy."""
-    world = World.of(choice=choice)
-    for method, seen in taught(choice, world):
-        images, labels = world.known(seen)
-        right = method.scores(images).argmax(1) == labels
-        for label in range(seen):
+    labels = course.world.labels
+    for said in course.said:
+        right = said.scores.argmax(1) == labels
+        for label in range(said.seen):
             share = float(right[labels == label].double().mean())
-            _need(share >= 0.5, f"class {label} of {seen} is recognised in {100 * share:.0f} % of easy images")
+            _need(share >= 0.5, f"class {label} of {said.seen} is recognised in {100 * share:.0f} % of easy images")
 
 
-def uneven_and_small_sessions_are_learned(choice: Choice) -> None:
+def uneven_and_small_sessions_are_learned(course: Course) -> None:
     """One shot, two ways, other numbers in each session and class, and a session of a single class."""
-    world = World.of(((1, 1), (5, 2, 9), (1,)), choice=choice)
-    for method, seen in taught(choice, world):
+    world = World.of(((1, 1), (5, 2, 9), (1,)), choice=course.choice)
+    for method, seen in taught(course.choice, world):
         images, labels = world.known(seen)
         scores = method.scores(images)
         _need(tuple(scores.shape) == (len(images), seen), f"scores are {tuple(scores.shape)}, {seen} classes are known")
@@ -95,31 +80,29 @@ def uneven_and_small_sessions_are_learned(choice: Choice) -> None:
         _need(right >= 0.6, f"with {seen} classes known, {100 * right:.0f} % of easy images get their label")
 
 
-def each_image_is_scored_by_itself(choice: Choice) -> None:
+def each_image_is_scored_by_itself(course: Course) -> None:
     """What an image scores does not depend on the other images that are scored with it."""
-    world = World.of(choice=choice)
-    method = _last(choice, world)
-    together = method.scores(world.test)
+    images, together = course.world.test, course.said[-1].scores
     scale = float(together.abs().max())
-    for at in range(0, len(world.test), 17):
-        alone = method.scores(world.test[at : at + 1])
+    for at in range(0, len(images), 17):
+        alone = course.method.scores(images[at : at + 1])
         same = torch.allclose(alone, together[at : at + 1], rtol=1e-3, atol=1e-3 * scale)
         _need(same, f"image {at} scores otherwise beside others than alone")
 
 
-def the_same_seed_gives_the_same_result(choice: Choice) -> None:
+def the_same_seed_gives_the_same_result(course: Course) -> None:
     """Two runs with the same seed agree bit for bit."""
-    world = World.of(choice=choice)
-    one, other = (_last(choice, world, seed=3).scores(world.test) for _ in range(2))
-    _need(torch.equal(one, other), "two runs with the same seed give different scores")
+    again = last(course.choice, World.of(choice=course.choice)).scores(course.world.test)
+    _need(torch.equal(again, course.said[-1].scores), "two runs with the same seed give different scores")
 
 
-def the_world_is_left_alone(choice: Choice) -> None:
+def the_world_is_left_alone(course: Course) -> None:
     """Nothing that a session holds is changed, and torch's own random numbers go on as if nothing had happened."""
+    choice = course.choice
     world, twin = World.of(choice=choice), World.of(choice=choice)
     torch.manual_seed(7)
     before = torch.get_rng_state()
-    method = _last(choice, world)
+    method = last(choice, world)
     choice.build(seed=0, device="cpu").load_state_dict(method.state_dict())
     _need(torch.equal(before, torch.get_rng_state()), "torch's global random state was used")
     for given, kept in zip(world.sessions, twin.sessions, strict=True):
@@ -133,32 +116,27 @@ def the_world_is_left_alone(choice: Choice) -> None:
         _need(same, "the session's backbone was trained: copy it")
 
 
-def state_goes_through_disk_bit_for_bit(choice: Choice) -> None:
+def state_goes_through_disk_bit_for_bit(course: Course) -> None:
     """What is saved in the middle and loaded elsewhere scores and goes on learning as the one that was never saved."""
-    world = World.of(((5, 5), (5, 5), (5,)), choice=choice)
-    for at, (method, _) in enumerate(taught(choice, world)):
+    world = World.of(((5, 5), (5, 5), (5,)), choice=course.choice)
+    twin: Method | None = None
+    for at, (method, _) in enumerate(taught(course.choice, world)):
+        scores = method.scores(world.test)
+        if twin is not None:
+            twin.learn(world.sessions[at])
+            same = torch.equal(twin.scores(world.test), scores)
+            _need(same, f"loaded after session {at - 1} it learns otherwise than it would have")
+            _need(twin.memory_bytes == method.memory_bytes, "a loaded state reports other memory")
         with tempfile.TemporaryDirectory() as folder:
             save_tensors(Path(folder, "state"), "concm-conformance-1", method.state_dict(), {})
             state, _ = load_tensors(Path(folder, "state"), "concm-conformance-1")
-        twin = choice.build(seed=0, device="cpu")
+        twin = course.choice.build(seed=0, device="cpu")
         twin.load_state_dict(state)
-        _need(
-            torch.equal(twin.scores(world.test), method.scores(world.test)),
-            f"after session {at} a loaded state scores otherwise",
-        )
-        if at + 1 < len(world.sessions):
-            twin.learn(world.sessions[at + 1])
-            straight = _last(choice, replace(world, sessions=world.sessions[: at + 2]))
-            same = torch.equal(twin.scores(world.test), straight.scores(world.test))
-            _need(same, f"loaded after session {at} it learns otherwise than it would have")
-            _need(twin.memory_bytes == straight.memory_bytes, "a loaded state reports other memory")
+        _need(torch.equal(twin.scores(world.test), scores), f"after session {at} a loaded state scores otherwise")
 
 
-def it_uses_no_more_than_it_declares(choice: Choice) -> None:
+def it_uses_no_more_than_it_declares(course: Course) -> None:
     """Class names, views, classes to come and images beyond the shots make no difference unless they are declared."""
-    world = World.of(choice=choice)
-    wanted = _last(choice, world).scores(world.test)
-    needs = choice.needs
     others: dict[str, Callable[[Session], Session]] = {
         NAMES: lambda session: replace(
             session, names=MINERALS[session.classes.start : session.classes.stop], scenario=""
@@ -168,21 +146,25 @@ def it_uses_no_more_than_it_declares(choice: Choice) -> None:
         POOL: lambda session: replace(session, pool=None),
         PICTURES: lambda session: granted(session, (TOTAL, POOL)),
     }
-    for need, changed in others.items():
-        if need not in needs:
-            different = replace(world, sessions=tuple(map(changed, world.sessions)))
-            _need(
-                torch.equal(_last(choice, different).scores(world.test), wanted), f"it uses {need} without declaring it"
-            )
+    undeclared = [need for need in others if need not in course.choice.needs]
+
+    def without(needs: list[str]) -> Tensor:
+        different = course.world.sessions
+        for need in needs:
+            different = tuple(map(others[need], different))
+        return last(course.choice, replace(course.world, sessions=different)).scores(course.world.test)
+
+    if not torch.equal(without(undeclared), wanted := course.said[-1].scores):  # all at once, and if not, which of them
+        used = [need for need in undeclared if not torch.equal(without([need]), wanted)]
+        raise Broken(f"it uses {', '.join(used or undeclared)} without declaring it")
 
 
-def it_keeps_no_image_that_it_does_not_declare(choice: Choice) -> None:
+def it_keeps_no_image_that_it_does_not_declare(course: Course) -> None:
     """Single images, or their features, are in the state only if exemplars are declared."""
-    if any(need.startswith(EXEMPLARS) or need == POOL for need in choice.needs):
+    if any(need.startswith(EXEMPLARS) or need == POOL for need in course.choice.needs):
         return
-    world = World.of(choice=choice)
-    state = _last(choice, world).state_dict()
-    images = F.normalize(torch.cat([session.features for session in world.sessions]))
+    state = course.method.state_dict()
+    images = F.normalize(torch.cat([session.features for session in course.world.sessions]))
     dimension = images.shape[1]
     for name, value in state.items():
         _need(value.dtype != torch.uint8 or value.ndim < 3, f"{name} holds pictures: declare {EXEMPLARS}")
@@ -194,9 +176,9 @@ def it_keeps_no_image_that_it_does_not_declare(choice: Choice) -> None:
             )
 
 
-def it_sees_no_test_data(choice: Choice) -> None:
+def it_sees_no_test_data(course: Course) -> None:
     """It learns all sessions of a bank whose test part cannot be touched."""
-    world = World.of(choice=choice)
+    world = World.of(choice=course.choice)
     base, later = world.base, world.sessions[1:]
     features, labels = (torch.cat([getattr(session, name) for session in later]) for name in ("features", "labels"))
     views, pictures = (
@@ -217,7 +199,7 @@ def it_sees_no_test_data(choice: Choice) -> None:
         learned=dict(base.learned),
         weights={} if base.backbone is None else dict(base.backbone.backbone.state_dict()),
     )
-    _last(choice, replace(world, sessions=tuple(sessions(bank, draw(bank, 0)))))
+    last(course.choice, replace(world, sessions=tuple(sessions(bank, draw(bank, 0)))))
 
 
 class _Sealed(Bank):
@@ -227,24 +209,20 @@ class _Sealed(Bank):
         return super().__getattribute__(name)
 
 
-def memory_is_reported(choice: Choice) -> None:
+def memory_is_reported(course: Course) -> None:
     """Bytes kept of the data, at least a prototype's worth for each class, and never less with more classes."""
     before = 0
-    for method, seen in taught(choice, World.of(choice=choice)):
-        _need(
-            isinstance(method.memory_bytes, int) and method.memory_bytes > 0, "memory_bytes must be a positive number"
-        )
-        _need(method.memory_bytes >= before, f"with {seen} classes it reports less memory than before")
-        _need(
-            isinstance(method.parameter_count, int) and method.parameter_count >= 0, "parameter_count must be a number"
-        )
-        before = method.memory_bytes
+    for said in course.said:
+        _need(isinstance(said.memory, int) and said.memory > 0, "memory_bytes must be a positive number")
+        _need(said.memory >= before, f"with {said.seen} classes it reports less memory than before")
+        _need(isinstance(said.parameters, int) and said.parameters >= 0, "parameter_count must be a number")
+        before = said.memory
 
 
-def memory_is_all_that_the_state_holds(choice: Choice) -> None:
+def memory_is_all_that_the_state_holds(course: Course) -> None:
     """Every tensor of the state counts as memory or as parameters, but for a copy of the backbone or of a network."""
-    method = _last(choice, World.of(choice=choice))
-    free = (*getattr(method, "copies", ()), *(("network",) if PICTURES in choice.needs else ()))
+    method = course.method
+    free = (*getattr(method, "copies", ()), *(("network",) if PICTURES in course.choice.needs else ()))
     uncounted = ("generator", "_extra_state", *(f"{name}." for name in free))
     held = {name: value for name, value in method.state_dict().items() if not name.startswith(uncounted)}
     total = sum(value.numel() * value.element_size() for value in held.values())
@@ -260,7 +238,7 @@ def memory_is_all_that_the_state_holds(choice: Choice) -> None:
 SLACK = 1024
 """Bytes of labels and the like that need not be counted."""
 
-CHECKS: tuple[Callable[[Choice], None], ...] = (
+CHECKS: tuple[Callable[[Course], None], ...] = (
     scores_grow_with_the_classes,
     old_classes_keep_their_index,
     every_class_can_be_predicted,
@@ -279,10 +257,11 @@ CHECKS: tuple[Callable[[Choice], None], ...] = (
 
 def run(choice: Choice) -> Iterator[tuple[str, str | None]]:
     """Each check in words, and what was wrong, if anything."""
+    course = Course(choice)
     for check in CHECKS:
         words = check.__name__.replace("_", " ")
         try:
-            check(choice)
+            check(course)
             yield words, None
         except Broken as error:
             yield words, str(error)

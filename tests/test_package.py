@@ -60,7 +60,13 @@ def test_the_wheel_is_whole_and_runs_the_bench_and_the_story_on_photos_where_it_
     wheel, environment, tmp_path
 ):
     names = zipfile.ZipFile(wheel).namelist()
-    for asset in ("assets/cifar100.safetensors", "assets/cub200.safetensors", "assets/wordnet.npz", "assets/glove.npz", "py.typed"):
+    for asset in (
+        "assets/cifar100.safetensors",
+        "assets/cub200.safetensors",
+        "assets/wordnet.npz",
+        "assets/glove.npz",
+        "py.typed",
+    ):
         assert f"concm/{asset}" in names
     assert all(name.startswith(("concm/", "concm-")) for name in names)
     quick = ("--method", "concm:base_steps=10,steps=10", "--draws", 1, "--jobs", 1)

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from concm.backbones.encoder import Encoder
 from concm.classifier import rehearsal
-from concm.classifier.lesson import Lesson
 from concm.engine.settings import Settings
 from concm.errors import ConcmError, Misuse
 from tests.support import photographs
@@ -179,11 +177,9 @@ def test_a_store_remembers_how_photos_are_read(tmp_path, made_by):
             opened(zoo.path, **other)
 
 
-def test_a_lesson_knows_the_readings(zoo):
-    several = Encoder("", Staged(), Staged.transform, {}, blocks=2).to(torch.device("cpu"))
-    lesson = Lesson.of(several, base_photos(2), broken="refuse")
-    assert lesson.only(["cat"]).session(1, 5).layout == lesson.base_session().layout == (48, 3)
-    assert Lesson.of(zoo._encoder, base_photos(2), broken="refuse").base_session().layout == (48,)
+def test_the_readings_of_a_store_share_one_metric(tmp_path):
+    zoo = opened(tmp_path / "zoo", backbone=f"{__name__}:staged", blocks=2).fit(base_photos(), settings=QUICK)
+    assert [tuple(matrix.shape) for matrix in zoo.known().head.metric] == [(51, 51)]
 
 
 @pytest.mark.parametrize(("asked", "blocks"), [({}, 2), ({"blocks": 1}, 1)])

@@ -63,8 +63,10 @@ def test_the_commands_list_run_and_report(tmp_path, capsys):
     assert "concm paper run NAME" in capsys.readouterr().out
     assert call("paper", "report", "--results", tmp_path, "--out", tmp_path / "page") == 1
     assert "no results in" in sentence(capsys.readouterr().err)
-    assert call("paper", "run", "cub200", "--results", tmp_path, "--draws", 1) == 1
-    assert "cub200 needs a bank of cub200: cub200.safetensors in --banks" in sentence(capsys.readouterr().err)
+    assert call("paper", "run", "cross_domain", "--results", tmp_path, "--draws", 1) == 1
+    assert "cross_domain needs a bank of mini_to_cifar: mini_to_cifar.safetensors in --banks" in sentence(
+        capsys.readouterr().err
+    )
     assert call("paper", "run", "cub", "--results", tmp_path) == 2
     assert "no experiment called 'cub'" in sentence(capsys.readouterr().err)
 

@@ -322,9 +322,8 @@ class Classifier:
                 raise Misuse(f"the name {name!r} says nothing of how such things look here: it takes photos")
             first = len(known.engine.names)
             nothing = torch.empty(0, known.dimension), torch.empty(0, dtype=torch.long)
-            layout = self._encoder.layout
             index = len(self.store.history())
-            known.engine.learn(Session(index, range(first, first + 1), (name,), *nothing, layout=layout))
+            known.engine.learn(Session(index, range(first, first + 1), (name,), *nothing))
             change.add_class(name, base=False)
             self._commit(change, "learn", f"{name} (by its name)", known.engine, known.confidence)
         self.remarks = []

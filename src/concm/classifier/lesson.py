@@ -20,11 +20,10 @@ from concm.features.sessions import BaseSession, Session
 
 @dataclass(frozen=True)
 class Lesson:
-    """Photos by class, none empty; `remarks` say what was left out, and `layout` how wide the readings are."""
+    """Photos by class, none empty; `remarks` say what was left out."""
 
     photos: dict[str, list[Encoded]]
     remarks: list[str]
-    layout: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -52,7 +51,7 @@ class Lesson:
                 remarks.append(_skipped(str(item), broken))
             else:
                 found[name].append(item)
-        return cls(_none_empty(found), remarks, encoder.identity.layout)
+        return cls(_none_empty(found), remarks)
 
     def only(self, names: Iterable[str]) -> Lesson:
         """The part of the lesson about these classes."""
@@ -74,12 +73,13 @@ class Lesson:
         return [name for name, items in self.photos.items() for _ in items]
 
     def session(self, index: int, first: int) -> Session:
-        """A session for the engine, with classes numbered from `first` on."""
+        """A session for the engine, with classes numbered from `first` on.
+
+        All readings share one metric: on base photos it told classes apart better than one for each (docs/photos.md).
+        """
         labels = torch.tensor([first + at for at, items in enumerate(self.photos.values()) for _ in items])
         classes = range(first, first + len(self.photos))
-        features = self.features
-        layout = self.layout or (features.shape[1],)
-        return Session(index, classes, tuple(self.photos), features, labels, layout=layout)
+        return Session(index, classes, tuple(self.photos), self.features, labels)
 
     def base_session(self) -> BaseSession:
         """A base session for the engine, with statistics."""

@@ -55,9 +55,9 @@ def test_a_misspelt_experiment_is_refused_with_the_right_name():
 
 
 def test_without_a_bank_an_experiment_says_so(tmp_path):
-    assert experiments()["cub200"].source(tmp_path) is None
-    (tmp_path / "cub200.safetensors").touch()
-    assert experiments()["cub200"].source(tmp_path).file == tmp_path / "cub200.safetensors"
+    assert experiments()["cross_domain"].source(tmp_path) is None
+    (tmp_path / "mini_to_cifar.safetensors").touch()
+    assert experiments()["cross_domain"].source(tmp_path).file == tmp_path / "mini_to_cifar.safetensors"
     assert experiments()["cifar100"].source(None).file is None
 
 

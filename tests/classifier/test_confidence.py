@@ -109,7 +109,7 @@ def test_what_is_written_comes_back(tmp_path):
     again = Confidence.read(load_tensors(tmp_path / "file", "concm-test-1")[0])
     assert all(torch.equal(value, again.tensors()[name]) for name, value in judge.tensors().items())
     scores = lifted(9, 0.3)[0]
-    assert torch.equal(familiarity(scores, again.centre, again.width, again.temperature), judge.familiarity(scores))
+    assert torch.equal(familiarity(scores, again.centre, again.width), judge.familiarity(scores))
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,7 @@ def test_what_was_exported_judges_alike(zoo, tmp_path):
     (file,) = zoo.export(structure=tmp_path / "knows.structure.safetensors")
     own, (found, meta) = zoo.known().confidence, load_tensors(file, KIND)
     scores = lifted(20, 0.3)[0]
-    usual = (found[name] for name in ("centre", "width", "temperature"))
-    assert torch.equal(familiarity(scores, *usual), own.familiarity(scores))
+    assert torch.equal(familiarity(scores, found["centre"], found["width"]), own.familiarity(scores))
     assert torch.equal((scores / found["temperature"]).softmax(1), own.probabilities(scores))
     assert meta["unknown_below"]["0.05"] == own.threshold(0.05)
 

@@ -91,10 +91,9 @@ def by_torch(zoo: Classifier, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def assert_agree(session, structure: Path, zoo: Classifier, pixels: np.ndarray = ALL) -> None:
-    within = (CLOSE, 10 * CLOSE)  # familiarity has scores divided by a small temperature
-    for found, expected, close in zip(run(session, structure, pixels), by_torch(zoo, pixels), within, strict=True):
+    for found, expected in zip(run(session, structure, pixels), by_torch(zoo, pixels), strict=True):
         assert found.shape == expected.shape
-        np.testing.assert_allclose(found, expected, atol=close, rtol=close)
+        np.testing.assert_allclose(found, expected, atol=CLOSE, rtol=CLOSE)
 
 
 # the network

@@ -1,8 +1,8 @@
 """Confidence: calibrated probabilities, and a familiarity that tells photos of known classes from strange ones.
 
-A photo is familiar if its best score is high, and if the best guess is sure: a near stranger looks a little like
-several classes. Both are measured in units of what is usual for known photos, by a trial of what is known: base photos
-that were held out, and novel photos left out of their own prototypes (docs/photos.md).
+A photo is familiar if its best score is high, and if it stands out from the next ones: a near stranger looks a little
+like several classes. Both are measured in units of what is usual for known photos, by a trial of what is known: base
+photos that were held out, and novel photos left out of their own prototypes (docs/photos.md).
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from concm.engine.concm import Engine
 
+NEXT = 3
+"""With how many of the next best scores the best one is compared."""
 STEPS = 100
 TEMPERATURE = 1 / 30
 """Where the temperature stays when there is little to learn it from."""
@@ -34,9 +36,9 @@ ENOUGH = 20
 class Confidence:
     """What is usual for photos of known classes.
 
-    `centre` and `width` (2,): mean and spread of the best score and of its log-probability; `quantiles`: those of the
-    familiarity of known photos, at equal steps from 0 to 1, none if there are too few photos; `temperature`: that of
-    the probabilities; `adapted`: whether they come from photos that the user gave for this purpose.
+    `centre` and `width` (2,): mean and spread of the best score and of its lead; `quantiles`: those of the familiarity
+    of known photos, at equal steps from 0 to 1, none if there are too few photos; `temperature`: that of the
+    probabilities; `adapted`: whether they come from photos that the user gave for this purpose.
     """
 
     centre: Tensor
@@ -65,12 +67,12 @@ class Confidence:
         weights = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights
         weights = weights / weights.sum()
         best = scores.topk(min(BEST, scores.shape[1]), 1).values
-        temperature = _temperature(scores, best, labels, weights)
-        both = _standing(scores, temperature).double()
+        both = _standing(best).double()
         centre = (weights[:, None] * both).sum(0)
         width = (weights[:, None] * (both - centre).square()).sum(0).sqrt().clamp(min=1e-4)
         familiar = ((both - centre) / width).sum(1)
         quantiles = _quantiles(familiar, weights) if len(labels) >= ENOUGH else flat[:0]
+        temperature = _temperature(scores, best, labels, weights)
         return cls(centre.float(), width.float(), quantiles, temperature, torch.tensor(adapted))
 
     @classmethod
@@ -94,8 +96,9 @@ class Confidence:
         return (scores / self.temperature).softmax(1)
 
     def familiarity(self, scores: Tensor) -> Tensor:
-        """How high the best score of each photo (n,) is and how sure it makes, in units of what is usual."""
-        return familiarity(scores, self.centre, self.width, self.temperature)
+        """How high the best score of each photo (n,) is and how far it leads, in units of what is usual."""
+        best = scores.topk(min(1 + NEXT, scores.shape[1]), 1).values
+        return familiarity(best, self.centre, self.width)
 
     def threshold(self, rate: float) -> float:
         """The familiarity that this share of known photos does not reach."""
@@ -104,18 +107,15 @@ class Confidence:
         return float(self.quantiles.double().quantile(rate))
 
 
-def familiarity(scores: Tensor, centre: Tensor, width: Tensor, temperature: Tensor) -> Tensor:
-    """The sum (n,) of the best score and of its log-probability, each in units of what is usual.
-
-    An exported network computes it too.
-    """
-    return ((_standing(scores, temperature) - centre) / width).sum(1)
+def familiarity(scores: Tensor, centre: Tensor, width: Tensor) -> Tensor:
+    """The sum (n,) of best score and lead, each in units of what is usual; an exported network computes it too."""
+    return ((_standing(scores) - centre) / width).sum(1)
 
 
-def _standing(scores: Tensor, temperature: Tensor) -> Tensor:
-    """The best score of each photo (n, 2), and the logarithm of its probability."""
-    best = scores.amax(1)
-    return torch.stack([best, best / temperature - (scores / temperature).logsumexp(1)], 1)
+def _standing(scores: Tensor) -> Tensor:
+    """The best score of each photo (n, 2), and its lead over the mean of the next ones."""
+    ordered = scores.sort(1, descending=True).values[:, : 1 + NEXT]
+    return torch.stack([ordered[:, 0], ordered[:, 0] - ordered[:, 1:].mean(1)], 1)
 
 
 def _quantiles(familiar: Tensor, weights: Tensor) -> Tensor:

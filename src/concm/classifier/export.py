@@ -126,7 +126,7 @@ class _Whole(nn.Module):
         features = read(self.network, looks, blocks=self.blocks, turns=self.turns)
         metric = tuple(self.get_buffer(f"matrix{at}") for at in range(self.readings))
         scores = Head(metric=metric, weights=self.weights, **dict(zip(HEAD, head, strict=True)))(features)
-        return (scores / temperature).softmax(1), familiarity(scores, centre, width, temperature)
+        return (scores / temperature).softmax(1), familiarity(scores, centre, width)
 
 
 @contextmanager

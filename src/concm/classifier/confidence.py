@@ -19,7 +19,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from concm.engine.concm import Engine
 
-NEXT = 3
+NEXT = 9
 """With how many of the next best scores the best one is compared."""
 STEPS = 100
 TEMPERATURE = 1 / 30

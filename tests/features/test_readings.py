@@ -191,3 +191,8 @@ def test_without_being_asked_only_candidates_have_views_and_they_are_shifts(enco
     assert bank.card.augment == "shift"
     other = made(encoder, dataset, views=2, augment="cifar")
     assert not torch.allclose(bank.novel.views, other.novel.views, atol=1e-3)
+
+
+def test_a_limit_keeps_as_many_test_images_of_every_class(encoder, dataset):
+    labels = made(encoder, dataset, test_limit=1).test.labels
+    assert labels.tolist() == sorted(set(dataset.test.labels.tolist()))

@@ -17,10 +17,13 @@ import torch
 from torch import nn
 
 from concm.cli.options import resume_command
+from concm.data.augment import RANDOMS
+from concm.data.scenarios import natural
 from concm.files import load_tensors
 from concm.training import checkpoint, loop
 from concm.training.loop import BaseRun
-from concm.training.objective import TwoViews
+from concm.training.objective import Stage, TwoViews
+from concm.training.recipe import Recipe
 from tests.support.pair import NETWORK
 from tests.support.tiny import CUT, call, environment, same, sentence, typed, weights, write_tiny
 
@@ -473,3 +476,10 @@ def test_a_request_to_end_stops_like_ctrl_c(data, tmp_path, monkeypatch, capsys)
     assert call(*training(data, tmp_path / "run")) == 1
     assert "interrupted at step 6 of 8" in sentence(capsys.readouterr().err)
     assert (tmp_path / "run" / "checkpoint.safetensors").exists()
+
+
+def test_views_may_be_smaller_than_the_pictures_that_are_read_later():
+    stage = Stage(nn.Identity(), 48, 3, 5, natural(16))
+    pixels, labels = torch.randint(0, 256, (4, 16, 16, 3), dtype=torch.uint8), torch.arange(4) % 3
+    views, _ = TwoViews(stage, Recipe(side=0.75)).views(pixels, labels, torch.rand(4, 2, RANDOMS))
+    assert tuple(views.shape) == (8, 3, 12, 12)

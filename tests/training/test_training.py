@@ -19,6 +19,7 @@ from torch import nn
 from concm.cli.options import resume_command
 from concm.data.augment import RANDOMS
 from concm.data.scenarios import natural
+from concm.errors import Misuse
 from concm.files import load_tensors
 from concm.training import checkpoint, loop
 from concm.training.loop import BaseRun
@@ -483,3 +484,31 @@ def test_views_may_be_smaller_than_the_pictures_that_are_read_later():
     pixels, labels = torch.randint(0, 256, (4, 16, 16, 3), dtype=torch.uint8), torch.arange(4) % 3
     views, _ = TwoViews(stage, Recipe(side=0.75)).views(pixels, labels, torch.rand(4, 2, RANDOMS))
     assert tuple(views.shape) == (8, 3, 12, 12)
+
+
+@pytest.fixture
+def stage():
+    return Stage(nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8)), 8, 3, 5, natural(16))
+
+
+def test_one_view_is_the_strong_one_and_has_a_cross_entropy_alone(stage):
+    pixels, labels = torch.randint(0, 256, (4, 16, 16, 3), dtype=torch.uint8), torch.arange(4) % 3
+    random = torch.rand(4, 2, RANDOMS)
+    both, _ = TwoViews(stage, Recipe()).views(pixels, labels, random)
+    alone = TwoViews(stage, Recipe(views=1, contrast=0.0))
+    torch.testing.assert_close(alone.views(pixels, labels, random)[0], both[4:])
+    assert set(alone(pixels, labels, random, 0)) == {"cross_entropy", "loss"}
+    with pytest.raises(Misuse, match="contrast"):
+        TwoViews(stage, Recipe(views=1))
+
+
+def test_a_weak_view_may_be_a_crop_without_a_change_of_colour(stage):
+    pixels = torch.full((4, 16, 16, 3), 51, dtype=torch.uint8)
+    pixels[:, 8:] = 204
+    recipe = Recipe(weak_min=0.2, cutout=0.0, turned=0.0)
+    weak = TwoViews(stage, recipe).views(pixels, torch.zeros(4, dtype=torch.long), torch.rand(4, 2, RANDOMS))[0][:4]
+    plain = stage.transform.normalise(pixels.permute(0, 3, 1, 2) / 255)
+    assert weak.shape == plain.shape
+    assert not torch.allclose(weak, plain)
+    assert weak.min() >= plain.min() - 1e-5
+    assert weak.max() <= plain.max() + 1e-5

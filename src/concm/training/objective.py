@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from concm.data import augment
 from concm.data.transform import Transform
 from concm.engine.losses import supervised_contrast
+from concm.errors import Misuse
 from concm.training.distributed import gather
 from concm.training.recipe import Recipe, Schedule
 
@@ -98,6 +99,8 @@ class TwoViews(Objective):
 
     def __init__(self, stage: Stage, recipe: Recipe) -> None:
         super().__init__(stage, recipe)
+        if recipe.views == 1 and recipe.contrast:
+            raise Misuse("`contrast` compares two views of a picture; `views=1` goes with `contrast=0`")
         dimension = stage.dimension
         self.head = Head(dimension, stage.classes * (4 if recipe.turned else 1), recipe.head)
         self.projection = nn.Sequential(nn.Linear(dimension, dimension), nn.ReLU(), nn.Linear(dimension, 128))
@@ -108,25 +111,34 @@ class TwoViews(Objective):
         return scores
 
     def views(self, pixels: Tensor, labels: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
-        """A weak and a strong view (2n, 3, s, s) and their labels (n,); random is (n, 2, RANDOMS)."""
+        """A weak and a strong view (2n, 3, s, s), or the strong one, and labels (n,); random is (n, 2, RANDOMS)."""
         recipe = self.settings
         size = round(recipe.side * self.transform.size)
-        weak = augment.cut_out(augment.weak(pixels, random[:, 0], size), random[:, 0], recipe.cutout)
-        strong = augment.strong(pixels, random[:, 1], size, recipe.scale_min, recipe.jitter, recipe.grey)
-        images = torch.cat([weak, strong])
+        images = augment.strong(pixels, random[:, 1], size, recipe.scale_min, recipe.jitter, recipe.grey)
+        if recipe.views == 2:
+            images = torch.cat([self._weak(pixels, random[:, 0], size), images])
         if recipe.turned:
             chance = random[:, 0, -1]
             quarters = (4 - (1 - chance) / recipe.turned * 3).clamp(0, 3).long()
-            images = augment.turn(images, quarters.repeat(2))
+            images = augment.turn(images, quarters.repeat(recipe.views))
             labels = labels + self.classes * quarters
         return self.ready(images), labels
 
+    def _weak(self, pixels: Tensor, random: Tensor, size: int) -> Tensor:
+        """The weak view (n, 3, s, s): shifted or cropped, then with a square cut out."""
+        recipe = self.settings
+        if recipe.weak_min == 1:
+            return augment.cut_out(augment.weak(pixels, random, size), random, recipe.cutout)
+        images = augment.strong(pixels, random, size, recipe.weak_min, jitter=0, grey=0)
+        return augment.cut_out(images, random.roll(6, 1), recipe.cutout)  # a crop has used the first columns
+
     def forward(self, pixels: Tensor, labels: Tensor, random: Tensor, first: int) -> dict[str, Tensor]:
         """Losses of one step."""
+        recipe = self.settings
         images, labels = self.views(pixels, labels, random)
         features = self.backbone(images).float()
-        recipe = self.settings
-        loss = F.cross_entropy(self.head(features).float(), labels.repeat(2), label_smoothing=recipe.smoothing)
+        scores = self.head(features).float()
+        loss = F.cross_entropy(scores, labels.repeat(recipe.views), label_smoothing=recipe.smoothing)
         losses = {"cross_entropy": loss}
         if recipe.contrast:
             vectors = F.normalize(self.projection(features).float())

@@ -47,6 +47,9 @@ class Recipe(Schedule):
         0.2, "Share of SimCLR in the contrastive losses; the rest is supervised contrast.", least=0, most=1
     )
     temperature: float = setting(0.1, "Temperature of both contrastive losses.", above=0)
+    views: int = setting(
+        2, "Views of each picture in a step: a weak and a strong one, or the strong one alone.", least=1, most=2
+    )
     side: float = setting(
         1.0,
         "Side of the views as a share of the pictures that are read later: less costs less, and crops look larger than "
@@ -59,6 +62,9 @@ class Recipe(Schedule):
         0.4, "Strength of changes in brightness, contrast and saturation of the strong view.", least=0
     )
     grey: float = setting(0.2, "Share of strong views without colour.", least=0, most=1)
+    weak_min: float = setting(
+        1.0, "Smallest area of the weak view's crop; 1 shifts the picture instead of cropping it.", above=0, most=1
+    )
     cutout: float = setting(
         0.5, "Side of the square cut out of the weak view, as a share of the picture's.", least=0, most=1
     )

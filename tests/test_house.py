@@ -21,7 +21,8 @@ SOURCE = Path(concm.__file__).parent
 SHARED = ("cluster", "errors", "files", "importing", "metrics", "progress", "records")
 """Small modules that every room may use; they use no room."""
 ORDER = (
-    ("data", "semantics"),
+    ("data",),
+    ("semantics",),
     ("backbones",),
     ("features",),
     ("engine",),

@@ -478,3 +478,18 @@ def test_a_copy_shares_what_never_changes():
     assert copy.words is own.words
     copy.learn(["horse"])
     assert own.senses.keys() == {"cat", "dog"}
+
+
+def test_a_class_whose_folder_bears_an_id_has_the_sense_of_that_id():
+    known = bundled("mini_imagenet")
+    assert known["robin"] == "n01558993"  # the American robin, though the bird is European elsewhere
+    assert known["ear"] == "n13133613"  # of maize
+    semantics = Semantics.of_names(list(known)[:60], overrides=known).learn(list(known))
+    assert {name: semantics.senses[name] for name in known} == known
+
+
+def test_senses_by_hand_go_with_the_part_of_a_scenario_that_they_are_for():
+    both = bundled("mini_to_cifar")
+    assert both["television"] == bundled("cifar100")["television"]
+    assert both["house finch"] == "n01532829"
+    assert bundled("folder") == {}

@@ -1,4 +1,4 @@
-"""Senses set by hand: a small table from class name to synset, for names that context cannot settle."""
+"""Senses that are known: of classes whose folders bear an ImageNet id, and a small table for names of other classes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
+from concm.data import scenarios
 from concm.errors import Misuse
 from concm.semantics.wordnet import key, nouns
 
@@ -22,9 +23,19 @@ def plain(name: str) -> str:
 
 
 def bundled(scenario: str) -> dict[str, str]:
-    """The senses that concm sets by hand for a scenario's class names; most scenarios need none."""
+    """The senses of a bundled scenario's class names: what their ids say, and what concm sets by hand."""
+    if scenario not in scenarios.names():
+        return {}
     table = tomllib.loads((files("concm.semantics") / "overrides.toml").read_text(encoding="utf-8"))
-    return dict(table.get(scenario, {}))
+    found, known = {}, scenarios.load_scenario(scenario)
+    for part, first, last in known.parts:
+        by_hand = table.get(part, {})
+        for folder, name in zip(known.keys[first:last], known.names[first:last], strict=True):
+            if identified(folder):
+                found[name] = folder
+            elif name in by_hand:
+                found[name] = by_hand[name]
+    return found
 
 
 def read(path: Path) -> dict[str, str]:

@@ -135,7 +135,7 @@ def _views(album: Album, known: Known, groups: Tensor) -> list[View]:
     """The metric for photos that it was not learned from, and for each part of the others one of the other parts."""
     engine, whole = known.engine, View(torch.arange(len(album.labels)), album.units, known.head.prototypes.cpu())
     base = album.labels < engine.memory.base
-    layout = tuple(len(matrix) for matrix in known.head.metric)
+    layout = tuple(matrix.shape[1] for matrix in known.head.metric)
     shrinkage = engine.settings.whitening
     if not layout or shrinkage is None or int(base.sum()) > ENOUGH * max(layout):
         return [whole]

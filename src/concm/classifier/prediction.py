@@ -70,7 +70,7 @@ class Known:
     @property
     def dimension(self) -> int:
         """Dimensions of the features that it takes."""
-        return sum(len(matrix) for matrix in self.head.metric) or self.head.inner_weight.shape[-1]
+        return sum(matrix.shape[1] for matrix in self.head.metric) or self.head.inner_weight.shape[-1]
 
     def scores(self, features: Tensor) -> Tensor:
         """Scores (n, classes), on the CPU."""

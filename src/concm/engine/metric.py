@@ -1,8 +1,10 @@
 """The metric: cosine after a whitening that was learned from the base classes.
 
-In directions in which images of one class differ much, a difference says little about the class. Dividing by the
-within-class spread makes few-shot prototypes better (docs/engine.md has the figures). The spread of a trained
-backbone's own base images is too small to be trusted, so it is shrunk strongly towards a multiple of the identity.
+What all classes have in common says nothing of a class, so most of it is taken away first: features behind a ReLU have
+much of it, and would all be alike. In directions in which images of one class differ much, a difference says little
+about the class. Dividing by the within-class spread makes few-shot prototypes better (docs/engine.md has the figures).
+The spread of a trained backbone's own base images is too small to be trusted, so it is shrunk strongly towards a
+multiple of the identity.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ from concm.engine.state import Growing
 from concm.features.sessions import BaseSession, Session, rows_by_class
 
 AnySession = TypeVar("AnySession", bound=Session)
+COMMON = 0.3
+"""Length, in unit features, of what all classes have in common that is left (docs/engine.md)."""
 
 
 class Metric(Growing):
     """Features (…, d) → unit vectors (…, d) that are compared by cosine.
 
-    A feature is one reading, or several side by side: each has a `matrix` (w, w) of its own, and counts by its weight.
+    A feature is one reading, or several side by side: each has a `matrix` (w + 1, w) of its own, whose last row takes
+    away what is common, and counts by its weight.
     """
 
     weights: Tensor
@@ -74,10 +79,10 @@ class Metric(Growing):
 
 def measured(features: Tensor, matrices: Sequence[Tensor], weights: Tensor) -> Tensor:
     """Each reading scaled to unit length, multiplied by its matrix, scaled again, and weighted."""
-    readings = features.split_with_sizes([len(matrix) for matrix in matrices], -1)
+    readings = features.split_with_sizes([matrix.shape[1] for matrix in matrices], -1)
     unit = [
-        F.normalize(F.normalize(own, dim=-1) @ own_matrix, dim=-1)
-        for own, own_matrix in zip(readings, matrices, strict=True)
+        F.normalize(F.normalize(own, dim=-1) @ matrix[: matrix.shape[1]] + matrix[matrix.shape[1] :].sum(0), dim=-1)
+        for own, matrix in zip(readings, matrices, strict=True)
     ]
     return _weighted(unit, weights)
 
@@ -98,8 +103,11 @@ def _weighted(unit: Sequence[Tensor], weights: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Whitening:
-    """What is done to one reading: `scale` (k,) along the columns of `vectors` (w, k), and `rest` in all others."""
+    """What is done to one reading without its `centre` (w,): `scale` (k,) along the columns of `vectors` (w, k), and
+    `rest` in all other directions.
+    """
 
+    centre: Tensor
     vectors: Tensor
     scale: Tensor
     rest: float
@@ -107,16 +115,17 @@ class _Whitening:
     def __call__(self, unit: Tensor) -> Tensor:
         """Of features (n, w), without a matrix where that takes less."""
         width, count = self.vectors.shape
+        unit = unit - self.centre.to(unit.dtype)
         if 2 * count >= width:
-            return unit @ self.matrix().to(unit.dtype)
+            return unit @ self.matrix()[:-1].to(unit.dtype)
         vectors, scale = self.vectors.to(unit.dtype), (self.scale - self.rest).to(unit.dtype)
         return self.rest * unit + (unit @ vectors * scale) @ vectors.T
 
     def matrix(self) -> Tensor:
-        """The same as a matrix (w, w)."""
+        """The same as a matrix (w + 1, w), whose last row is added to all."""
         found: Tensor = self.vectors * (self.scale - self.rest) @ self.vectors.T
         found.diagonal().add_(self.rest)
-        return found
+        return torch.cat([found, -(self.centre @ found)[None]])
 
 
 def _whitenings(base: BaseSession, shrinkage: float, seen: Tensor | None) -> tuple[list[_Whitening], Tensor]:
@@ -124,20 +133,35 @@ def _whitenings(base: BaseSession, shrinkage: float, seen: Tensor | None) -> tup
     chosen = slice(None) if seen is None else seen
     features, labels = base.features[chosen], base.labels[chosen]
     readings = features.split_with_sizes(list(base.layout) or [features.shape[1]], -1)
-    length = torch.stack([reading.norm(dim=-1).mean() for reading in readings])
-    weights = length / length.norm().clamp(min=1e-12)
-    return [_whitening(reading, labels, len(base.classes), shrinkage) for reading in readings], weights
+    units = [F.normalize(reading.double(), dim=-1) for reading in readings]
+    centres = [_centre(unit, labels, len(base.classes)) for unit in units]
+    left = [unit - centre for unit, centre in zip(units, centres, strict=True)]
+    length = [
+        reading.norm(dim=-1).mean() * own.norm(dim=-1).mean() for reading, own in zip(readings, left, strict=True)
+    ]
+    weights = torch.stack(length).to(features.dtype)
+    found = [_whitening(own, c, labels, len(base.classes), shrinkage) for own, c in zip(left, centres, strict=True)]
+    return found, weights / weights.norm().clamp(min=1e-12)
 
 
-def _whitening(reading: Tensor, labels: Tensor, classes: int, shrinkage: float) -> _Whitening:
-    unit = F.normalize(reading.double(), dim=-1)
+def _centre(unit: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """What the class means (w,) of unit features have in common, but for a rest of the length `COMMON`."""
+    counts = torch.bincount(labels, minlength=classes)
+    means = class_sums(unit, labels, classes)[counts > 0] / counts[counts > 0, None]
+    common = means.mean(0)
+    kept: Tensor = COMMON / common.norm().clamp(min=COMMON)
+    return common * (1 - kept)
+
+
+def _whitening(left: Tensor, centre: Tensor, labels: Tensor, classes: int, shrinkage: float) -> _Whitening:
+    unit = F.normalize(left, dim=-1)
     counts = torch.bincount(labels, minlength=classes).clamp(min=1)
     within = unit - (class_sums(unit, labels, classes) / counts[:, None])[labels]
     within = within / max(1, len(unit) - classes) ** 0.5
     count, width = within.shape
     level = within.square().sum() / width
     if level <= torch.finfo(torch.float32).eps ** 2:  # one image per class: there is no spread to learn from
-        return _Whitening(unit.new_empty(width, 0), unit.new_empty(0), 1.0)
+        return _Whitening(centre, unit.new_empty(width, 0), unit.new_empty(0), 1.0)
     least = torch.finfo(torch.float32).eps
     if count < width and shrinkage > least:  # all spread lies in the span of the images, which is found faster
         values, sides = torch.linalg.eigh(within @ within.T)
@@ -147,4 +171,4 @@ def _whitening(reading: Tensor, labels: Tensor, classes: int, shrinkage: float) 
     else:
         values, vectors = torch.linalg.eigh(within.T @ within)
         rest = 0.0
-    return _Whitening(vectors, (values.clamp(min=0) / level + shrinkage).clamp(min=least).rsqrt(), rest)
+    return _Whitening(centre, vectors, (values.clamp(min=0) / level + shrinkage).clamp(min=least).rsqrt(), rest)

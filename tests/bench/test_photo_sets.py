@@ -11,9 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from concm.engine.metric import Metric
-from concm.features.sessions import BaseSession, Session
-
 SCRIPT = Path(__file__).parents[2] / "bench" / "photo_sets.py"
 
 
@@ -85,10 +82,14 @@ def test_draws_differ_in_photos_alone(script, birds):
     assert all(a != b for a, b in zip(one, other, strict=True))
 
 
-def test_the_whitened_cosine_is_that_of_the_engine_s_metric(script):
+def test_the_whitened_cosine_is_that_of_the_inverse_root_of_the_shrunk_covariance(script):
     features, labels = clusters(6, 20)
-    base = BaseSession.of(Session(0, range(6), tuple("abcdef"), features, labels))
-    ours, theirs = script.whitening(features, labels)(features), Metric.whitening(base, script.SHRINKAGE)(features)
+    unit = F.normalize(features.double(), dim=1)
+    means = torch.stack([unit[labels == label].mean(0) for label in range(6)])
+    within = (unit - means[labels]).T @ (unit - means[labels]) / (len(unit) - 6)
+    values, vectors = torch.linalg.eigh(within + script.SHRINKAGE * within.diagonal().mean() * torch.eye(len(within)))
+    theirs = F.normalize(unit @ vectors * values.rsqrt() @ vectors.T, dim=1).float()
+    ours = script.whitening(features, labels)(features)
     torch.testing.assert_close(ours @ ours.T, theirs @ theirs.T, atol=1e-4, rtol=0)
 
 

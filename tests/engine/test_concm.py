@@ -420,7 +420,7 @@ HELD = 4 * BASE  # a fifth of 20 images a class
 def test_memory_is_statistics_exemplars_with_views_held_out_images_the_metric_and_what_names_say(replay):
     bank = clusters()
     statistics = (3 * ALL + BASE) * DIMENSION * 4 + ALL * 8
-    metric = (DIMENSION * DIMENSION + 1) * 4
+    metric = ((DIMENSION + 1) * DIMENSION + 1) * 4
     held = HELD * (DIMENSION * 4 + 8)
     exemplars = (ALL - BASE) * replay * ((1 + 2) * DIMENSION * 4 + 8)
     prior = ((1 + BASE) * DIMENSION + 2) * 4

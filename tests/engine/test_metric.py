@@ -59,6 +59,15 @@ def cosines(vectors: torch.Tensor) -> torch.Tensor:
     return unit @ unit.T
 
 
+def slow_left(features, labels):
+    """Unit features without most of what all classes have in common, and their lengths."""
+    unit = F.normalize(features.double(), dim=-1)
+    common = torch.stack([unit[labels == label].mean(0) for label in labels.unique()]).mean(0)
+    distance = ((unit - common) ** 2).sum(-1).mean() ** 0.5
+    found = unit - common * max(0.0, 1 - 0.35 * float(distance / common.norm()))
+    return F.normalize(found, dim=-1), found.norm(dim=-1)
+
+
 @TYPES
 @given(seed=seeds, shrinkage=shrinkages, length=st.floats(1e-3, 1e3))
 def test_it_gives_unit_vectors_of_the_features_type_whatever_their_length(dtype, seed, shrinkage, length):
@@ -75,9 +84,9 @@ def test_it_gives_unit_vectors_of_the_features_type_whatever_their_length(dtype,
 @TYPES
 def test_without_shrinkage_images_of_a_class_vary_alike_in_all_directions(dtype):
     base = base_session(images=200, dtype=dtype, loud=5.0)
-    unit = F.normalize(base.features, dim=-1)
+    unit = slow_left(base.features, base.labels)[0].to(dtype)
     before = slow_within(unit, base.labels)
-    after = slow_within(unit @ Metric.whitening(base, 0.0).matrices[0], base.labels)
+    after = slow_within(unit @ Metric.whitening(base, 0.0).matrices[0][:-1], base.labels)
     level = after.diagonal().mean()
     same = level * torch.eye(DIMENSION, dtype=torch.float64)
     assert torch.allclose(after, same, atol=1e-4 * level)
@@ -88,9 +97,9 @@ def test_without_shrinkage_images_of_a_class_vary_alike_in_all_directions(dtype)
 @given(seed=seeds, shrinkage=shrinkages)
 def test_it_is_the_inverse_root_of_the_shrunk_covariance(seed, shrinkage):
     base = base_session(seed=seed)
-    within = slow_within(F.normalize(base.features, dim=-1), base.labels)
-    shrunk = within + shrinkage * within.diagonal().mean() * torch.eye(DIMENSION)
-    matrix = Metric.whitening(base, shrinkage).matrices[0]
+    within = slow_within(slow_left(base.features, base.labels)[0], base.labels)
+    shrunk = within + shrinkage * within.diagonal().mean() * torch.eye(DIMENSION, dtype=torch.float64)
+    matrix = Metric.whitening(base, shrinkage).matrices[0][:-1]
     found = matrix @ shrunk @ matrix
     assert torch.allclose(matrix, matrix.T, atol=1e-10)
     assert (torch.linalg.eigvalsh(matrix) > 0).all()
@@ -98,18 +107,37 @@ def test_it_is_the_inverse_root_of_the_shrunk_covariance(seed, shrinkage):
 
 
 @TYPES
-def test_strong_shrinkage_leaves_cosines_as_they_are(dtype):
+def test_strong_shrinkage_leaves_the_cosines_without_what_is_common(dtype):
     base = base_session(dtype=dtype, loud=5.0)
-    found = Metric.whitening(base, 1e7)
-    assert torch.allclose(cosines(found(base.features)), cosines(base.features), atol=1e-5)
-    assert not torch.allclose(cosines(Metric.whitening(base, 0.1)(base.features)), cosines(base.features), atol=0.1)
+    expected = cosines(slow_left(base.features, base.labels)[0].to(dtype))
+    assert torch.allclose(cosines(Metric.whitening(base, 1e7)(base.features)), expected, atol=1e-5)
+    assert not torch.allclose(cosines(Metric.whitening(base, 0.1)(base.features)), expected, atol=0.1)
+
+
+@pytest.mark.promise
+def test_what_all_classes_have_in_common_hardly_counts():
+    base = base_session(images=40)
+    alike = replace(base, features=base.features + 50, mean=base.mean + 50)
+    assert cosines(alike.features).min() > 0.9
+    found = cosines(Metric.whitening(alike, 1.0)(alike.features))
+    same = base.labels[:, None] == base.labels
+    assert found[same].mean() > found[~same].mean() + 0.3
+
+
+def test_a_matrix_without_the_last_row_takes_nothing_away():
+    base = base_session()
+    metric = Metric.whitening(base, 1.0)
+    plain = Metric([matrix[:-1] for matrix in metric.matrices], metric.weights)
+    expected = F.normalize(F.normalize(base.features, dim=-1) @ metric.matrices[0][:-1], dim=-1)
+    torch.testing.assert_close(plain(base.features), expected)
 
 
 @given(seed=seeds)
 def test_the_more_it_is_shrunk_the_less_it_distorts(seed):
     base = base_session(seed=seed)
     ranges = [
-        torch.linalg.cond(Metric.whitening(base, shrinkage).matrices[0]) for shrinkage in (0.0, 0.1, 1.0, 10.0, 100.0)
+        torch.linalg.cond(Metric.whitening(base, shrinkage).matrices[0][:-1])
+        for shrinkage in (0.0, 0.1, 1.0, 10.0, 100.0)
     ]
     assert ranges == sorted(ranges, reverse=True)
     assert 1 <= ranges[-1] < ranges[0]
@@ -117,11 +145,12 @@ def test_the_more_it_is_shrunk_the_less_it_distorts(seed):
 
 @TYPES
 @pytest.mark.parametrize("shrinkage", [0.0, 10.0])
-def test_one_image_a_class_leaves_the_plain_cosine(shrinkage, dtype):
+def test_one_image_a_class_leaves_the_cosine_as_it_is(shrinkage, dtype):
     base = base_session(classes=6, images=1, dtype=dtype)
     metric = Metric.whitening(base, shrinkage)
-    assert torch.equal(metric.matrices[0], torch.eye(DIMENSION, dtype=dtype))
-    assert torch.allclose(cosines(metric(base.features)), cosines(base.features), atol=1e-6)
+    assert torch.equal(metric.matrices[0][:-1], torch.eye(DIMENSION, dtype=dtype))
+    expected = cosines(slow_left(base.features, base.labels)[0].to(dtype))
+    assert torch.allclose(cosines(metric(base.features)), expected, atol=1e-6)
 
 
 @given(seed=seeds, shrinkage=st.sampled_from([0.0, 0.1, 10.0]))
@@ -234,7 +263,7 @@ def test_the_cosine_over_several_readings_is_the_weighted_sum_of_those_of_each(s
     whole = Metric.whitening(base, shrinkage)
     parts = base.features.split(DIMENSION, 1)
     alone = [Metric.whitening(replace(base, features=own, layout=()), shrinkage) for own in parts]
-    lengths = [float(own.norm(dim=1).mean()) for own in parts]
+    lengths = [float(own.norm(dim=1).mean() * slow_left(own, base.labels)[1].mean()) for own in parts]
     shares = [length**2 / sum(other**2 for other in lengths) for length in lengths]
     expected = sum(share * cosines(metric(own)) for share, metric, own in zip(shares, alone, parts, strict=True))
     assert torch.allclose(cosines(whole(base.features)), expected, atol=1e-9)
@@ -268,7 +297,7 @@ def test_with_fewer_images_than_dimensions_it_is_the_same_formula(seed, shrinkag
     random = torch.Generator().manual_seed(seed)
     width, labels = 24, torch.arange(3).repeat(images)
     features = torch.randn(len(labels), width, generator=random, dtype=torch.float64) + 1
-    unit = F.normalize(features, dim=1)
+    unit = slow_left(features, labels)[0]
     within = torch.zeros(width, width, dtype=torch.float64)
     for label in range(3):
         own = unit[labels == label]
@@ -276,7 +305,7 @@ def test_with_fewer_images_than_dimensions_it_is_the_same_formula(seed, shrinkag
     shrunk = within / within.diagonal().mean() + shrinkage * torch.eye(width, dtype=torch.float64)
     values, vectors = torch.linalg.eigh(shrunk)
     session = BaseSession.of(Session(0, range(3), ("a", "b", "c"), features, labels))
-    found = Metric.whitening(session, shrinkage).matrices[0]
+    found = Metric.whitening(session, shrinkage).matrices[0][:-1]
     assert torch.allclose(found, vectors * values.rsqrt() @ vectors.T, atol=1e-6, rtol=1e-5)
 
 

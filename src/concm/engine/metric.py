@@ -22,8 +22,8 @@ from concm.engine.state import Growing
 from concm.features.sessions import BaseSession, Session, rows_by_class
 
 AnySession = TypeVar("AnySession", bound=Session)
-COMMON = 0.3
-"""Length, in unit features, of what all classes have in common that is left (docs/engine.md)."""
+COMMON = 0.35
+"""Length of what is left of the part that all classes have in common, in mean distances from it (docs/engine.md)."""
 
 
 class Metric(Growing):
@@ -145,12 +145,12 @@ def _whitenings(base: BaseSession, shrinkage: float, seen: Tensor | None) -> tup
 
 
 def _centre(unit: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """What the class means (w,) of unit features have in common, but for a rest of the length `COMMON`."""
+    """What the class means (w,) of unit features have in common, but for a rest."""
     counts = torch.bincount(labels, minlength=classes)
-    means = class_sums(unit, labels, classes)[counts > 0] / counts[counts > 0, None]
-    common = means.mean(0)
-    kept: Tensor = COMMON / common.norm().clamp(min=COMMON)
-    return common * (1 - kept)
+    common = (class_sums(unit, labels, classes)[counts > 0] / counts[counts > 0, None]).mean(0)
+    rest = COMMON * (unit - common).square().sum(-1).mean().sqrt()
+    found: Tensor = common * (1 - rest / common.norm().clamp(min=1e-12)).clamp(min=0)
+    return found
 
 
 def _whitening(left: Tensor, centre: Tensor, labels: Tensor, classes: int, shrinkage: float) -> _Whitening:

@@ -132,7 +132,7 @@ class S3C(Learner):
 
         def loss() -> Tensor:
             noise = torch.randn(rows.shape, generator=self.generator, device=self.device)
-            scores = settings.scale * seen @ F.normalize(drawn(*trained, noise, settings.narrow)).T
+            scores = settings.scale * seen @ F.normalize(drawn(trained[0], trained[1], noise, settings.narrow)).T
             old, new = scores[: len(earlier)], scores[len(earlier) :]
             return settings.kept * F.cross_entropy(old, earlier) + F.cross_entropy(new, wanted)
 

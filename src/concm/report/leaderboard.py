@@ -160,7 +160,11 @@ def _table(found: Table, rows: list[Row]) -> list[str]:
         there = "–" if entry is None else f"{entry.ahm} / {entry.fa}"
         measured = (*cells(row), *(official(row) for _ in more))
         lines.append(line(str(places.get(row.method, "–")), mark(row.method), *measured, there))
-    return lines
+    return (
+        [*lines, "", "Official figures have the shots of the published lists, as papers report them."]
+        if more
+        else lines
+    )
 
 
 def _against(found: Table, same: list[Table]) -> list[str]:

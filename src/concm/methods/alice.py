@@ -83,12 +83,14 @@ class AngularMargin(Objective):
     def __init__(self, stage: Stage, settings: ALICESettings) -> None:
         super().__init__(stage, settings)
         pairs = stage.classes * (stage.classes - 1) // 2 if settings.mixes else 0
-        self.projection = nn.Sequential(
-            nn.Linear(stage.dimension, settings.width),
-            nn.BatchNorm1d(settings.width),
+        self.projection = nn.Sequential(  # of maps of one place, whose batch norms are those of all processes
+            nn.Unflatten(1, (stage.dimension, 1, 1)),
+            nn.Conv2d(stage.dimension, settings.width, 1),
+            nn.BatchNorm2d(settings.width),
             nn.ReLU(),
-            nn.Linear(settings.width, settings.width),
-            nn.BatchNorm1d(settings.width, affine=False),
+            nn.Conv2d(settings.width, settings.width, 1),
+            nn.BatchNorm2d(settings.width, affine=False),
+            nn.Flatten(),
         )
         self.head = nn.Linear(settings.width, stage.classes + pairs, bias=False)
         self.register_buffer("quantiles", beta_quantiles(settings.alpha))

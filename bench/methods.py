@@ -20,7 +20,11 @@ from concm.methods import PICTURES, choose, entries
 
 CONCM = str(Path(sys.executable).with_name("concm"))
 PLAIN = {"head": "cosine", "contrast": 0, "turned": 0, "smoothing": 0, "weight-decay": 5e-4, "lr": 0.1, "batch": 256}
-VARIANTS = {"savc": ["savc:test_views=false"], "facl": ["facl:test_views=false", "facl:leak=true"]}
+VARIANTS = {
+    "alice": ["alice:nearest=none"],
+    "savc": ["savc:test_views=false"],
+    "facl": ["facl:test_views=false", "facl:leak=true"],
+}
 
 
 def concm(*words: object) -> None:

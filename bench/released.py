@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from concm.evaluation.statistics import deviation
+from concm.evaluation.paired import deviation
 
 RELEASED = {
     "base": [66.58, 59.63, 59.83, 57.80, 68.77, 70.63],

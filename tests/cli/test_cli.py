@@ -20,7 +20,8 @@ from concm.cli.options import in_options
 from concm.data import scenarios
 from concm.data.scenarios import of_folder
 from concm.features import bank as banks
-from tests.support.data import make_bank, write_class_folders
+from concm.features.sessions import draw, published
+from tests.support.data import make_bank, write_class_folders, write_lists
 from tests.support.tiny import CUT, call, sentence, typed, write_tiny
 
 COMMANDS = ("train", "features", "bank", "scenarios", "backbones")
@@ -176,6 +177,19 @@ def test_limits_keep_a_part_of_the_same_features(data, backbone, tmp_path):
     assert torch.equal(some.base.features, every.base.features[[place[name] for name in some.base.ids]])
     assert torch.equal(some.mean, every.mean)
     assert torch.equal(some.test.features, every.test.features)
+
+
+def test_a_limit_keeps_the_pictures_of_published_lists_first(data, backbone, tmp_path):
+    assert call(*features(data, backbone, tmp_path / "all")) == 0
+    every = banks.Bank.load(tmp_path / "all")
+    for seed in (0, 1):
+        lists = write_lists(tmp_path / f"lists{seed}", every, draw(every, seed))
+        limits = ["--novel-limit", every.scenario.shot, "--splits", lists]
+        assert call(*features(data, backbone, tmp_path / "some", *limits)) == 0
+        some = banks.Bank.load(tmp_path / "some")
+        for label, rows in published(some, lists).items():
+            names = [every.novel.ids[row] for row in published(every, lists)[label]]
+            assert [some.novel.ids[row] for row in rows] == names
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ import torch
 
 from concm.errors import ConcmError
 from concm.evaluation.given import Given
+from concm.evaluation.paired import deviation, interval
 from concm.evaluation.results import Curve, Result
-from concm.evaluation.statistics import CONTROL, Row, Table, deviation, difference, interval, ranks, rows
+from concm.evaluation.statistics import CONTROL, Official, Row, Table, difference, ranks, rows
 from tests.support.data import make_bank
 from tests.support.runs import CURVE, RUN, figures, made
 
@@ -53,6 +54,33 @@ def ended(label: str, base: float, novel: float, draw: int = 0) -> Result:
 def test_points_above_the_curve_are_counted_at_the_rows_own_base_accuracy(base, novel, points):
     row, _ = rows([ended("some", base, novel), ended(CONTROL, 70.0, 40.0)])
     assert row.above_curve == (None if points is None else pytest.approx(points))
+
+
+def listed(result: Result, **summary: float) -> Result:
+    """The same with shots of published lists, and other figures of the whole run."""
+    heading = replace(result.heading, shots={"4": [0]})
+    return replace(result, heading=heading, summary=replace(result.summary, **summary))
+
+
+def test_official_shots_stand_beside_the_draws_and_are_no_part_of_their_means():
+    runs = [ended(name, 70.0, 40.0, draw) for name in ("some", CONTROL) for draw in (0, 1)]
+    more = [listed(ended("some", 60.0, 10.0), ahm=11.0, fa=12.0), listed(ended(CONTROL, 10.0, 90.0), ahm=13.0)]
+    alone, beside = rows(runs), rows([*runs, *more])
+    assert beside[0].official == Official(11.0, 12.0)
+    assert [replace(row, official=None) for row in beside] == alone
+
+
+def test_rows_of_one_bank_join_also_with_fewer_draws_and_are_paired_by_the_draws_that_both_have():
+    quick = replace(rows([ended("quick", 70.0, 40.0 + draw, draw) for draw in range(4)])[0], method="quick")
+    slow = rows([ended("slow", 70.0, 39.0, draw) for draw in range(2)])[0]
+    bank = make_bank()
+    one, two = (replace(Table.of(bank, [], count), rows=[row]) for count, row in ((4, quick), (2, slow)))
+    other = replace(two, bank="another")
+    joined, rest = one.joined([two, other])
+    assert [row.method for row in joined.rows] == ["quick", "slow"]
+    assert rest == [other]
+    assert one.joined([replace(two, rows=[replace(slow, method="quick")])])[0].rows == [quick]
+    assert replace(one, bank="").joined([replace(two, bank="")])[1] != []
 
 
 def test_every_draw_is_measured_against_the_control_on_the_same_shots():

@@ -21,7 +21,7 @@ from concm.features.bank import Bank, Part
 from concm.features.sessions import BaseSession, Session, draw, published, sessions
 from concm.features.storage import KIND
 from concm.files import load_tensors, save_tensors, write_whole
-from tests.support.data import make_bank
+from tests.support.data import make_bank, write_lists
 
 PRECISIONS = ["float32", "float16", "int8"]
 LABELS = {"base": [0, 1, 0], "novel": [2, 3, 2, 3], "test": [0, 1, 2, 3, 3]}
@@ -414,15 +414,6 @@ def test_a_classs_shots_do_not_depend_on_the_other_classes(asked):
 
 
 # published lists
-
-
-def write_lists(folder: Path, bank: Bank, shots: dict[int, list[int]], line=str) -> Path:
-    """One list a session, session_2.txt and on, of the candidates' names as `line` writes them."""
-    folder.mkdir()
-    for session in range(1, bank.scenario.sessions + 1):
-        names = [line(bank.novel.ids[row]) for label in bank.scenario.classes_of(session) for row in shots[label]]
-        (folder / f"session_{session + 1}.txt").write_text("".join(f"{name}\n" for name in names))
-    return folder
 
 
 def renamed(bank: Bank, name: str) -> Bank:

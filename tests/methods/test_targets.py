@@ -98,6 +98,22 @@ def test_a_session_without_steps_leaves_old_scores_as_they_were():
     torch.testing.assert_close(after[:, :BASE], before)
 
 
+def test_it_does_not_matter_how_long_the_features_of_a_bank_are():
+    """Their length decides how far a step goes, so it is not left to how a bank stores them."""
+    world = World.of()
+    long = [replace(session, features=30 * session.features) for session in world.sessions]
+    long[0] = replace(long[0], mean=30 * long[0].mean, std=30 * long[0].std)
+    one, other = (learned(BRIEF["nc_fscil"], replace(world, sessions=each)) for each in (world.sessions, long))
+    torch.testing.assert_close(one.scores(world.test), other.scores(30 * world.test), atol=1e-3, rtol=0)
+
+
+def test_a_neck_that_has_fitted_its_features_long_ago_still_learns_sessions():
+    """Decay shrinks one with nothing more to learn; with short features, or unmixed ones, a session breaks it."""
+    world = World.of()
+    method = learned("nc_fscil:width=16,hidden=1,base_epochs=1500,weight_decay=0.003", world)
+    assert float((method.scores(world.test).argmax(1) == world.labels).float().mean()) > 0.9
+
+
 def test_means_of_earlier_novel_classes_are_repeated_where_asked():
     world, seen = World.of(((5,), (5,), (5,))), []
     method = choose("nc_fscil:repeated=true").build(seed=0, device="cpu")

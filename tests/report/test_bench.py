@@ -10,8 +10,9 @@ import torch
 from concm import bench
 from concm.errors import Misuse
 from concm.evaluation.statistics import Printed
+from concm.features.sessions import draw
 from concm.methods.ncm import NCM
-from tests.support.data import make_bank
+from tests.support.data import make_bank, write_lists
 
 
 @pytest.mark.parametrize("given", ["ncm", NCM, NCM()], ids=["name", "class", "object"])
@@ -31,6 +32,21 @@ def test_a_gpu_that_is_not_there_is_a_sentence(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Misuse, match="torch sees no GPU here"):
         bench("ncm", make_bank(), draws=1, device="cuda")
+
+
+def test_official_shots_are_a_column_and_a_line_of_their_own(tmp_path):
+    bank = make_bank()
+    found = bench("ncm", bank, draws=2, splits=write_lists(tmp_path / "lists", bank, draw(bank, 1)))
+    (row,) = found.rows
+    second = [line.split(",") for line in found.to_csv().splitlines()][2:]
+    assert [line[1] for line in second] == ["1", "official"]
+    assert second[0][3:] == second[1][3:]
+    assert (row.runs, found.table.draws) == (2, 2)
+    cell = f"{row.official.ahm:.2f} / {row.official.fa:.2f}"
+    assert float(second[0][-1]) == row.official.fa
+    for text, end in ((found.to_markdown(), " |"), (found.to_latex(), r" \\")):
+        assert any(line.endswith(cell + end) for line in text.splitlines())
+        assert "official AHM / FA" in text
 
 
 def test_latex_is_a_table_as_the_papers_print_it():

@@ -10,7 +10,7 @@ from PIL import Image
 
 from concm.evaluation.given import Given
 from concm.evaluation.results import ClassMeans, Curve, Cut
-from concm.evaluation.statistics import Printed, Row, Table
+from concm.evaluation.statistics import Official, Printed, Row, Table
 from concm.methods.closer import SpreadAndCloseness
 from concm.methods.registry import known
 from concm.records import to_json
@@ -114,6 +114,28 @@ def test_figures_of_other_papers_say_where_they_were_read_and_pretrained_ones_st
     apart = under(found, "Published with a pre-trained backbone")
     assert line(apart, "| PriViLege").split(" | ")[3:5] == ["90.88", "86.06"]
     assert not [words for words in under(found, "Published elsewhere") if "PriViLege" in words]
+
+
+def test_official_shots_have_a_column_where_any_row_has_them():
+    ours, other = (replace(row("concm", 61.0), official=Official(60.5, 59.25)), row("teen", 55.0))
+    found = leaderboard.page(replace(SHARED, rows=[ours, other]), [], "x.png").splitlines()
+    rows = under(found, "On one shared, frozen backbone")
+    assert "| official AHM / FA |" in line(rows, "| rank")
+    assert "| 60.50 / 59.25 |" in line(rows, "| 1 | `concm`")
+    assert "| – |" in line(rows, "| 2 | `teen`")
+    assert line(rows, "Official figures")
+
+
+def test_rows_of_the_same_bank_stand_in_one_table_with_their_own_numbers_of_draws(tmp_path):
+    few = row("teen", 55.0, by_draw={"draw": [0.0, 1.0], "ahm": [54.0, 55.0]})
+    many = row("concm", 61.0, by_draw={"draw": [0.0, 1.0, 2.0], "ahm": [60.0, 61.0, 62.0]})
+    one, two = (replace(SHARED, rows=[own], bank="same") for own in (many, few))
+    leaderboard.write(tmp_path / "page.md", one, [two])
+    found = (tmp_path / "page.md").read_text(encoding="utf-8").splitlines()
+    rows = under(found, "On one shared, frozen backbone")
+    assert line(rows, "| 1 | `concm`")
+    assert line(rows, "| 2 | `teen`")
+    assert any("of 2 to 3 draws of the shots" in words for words in found)
 
 
 def test_a_method_for_other_data_stands_apart_from_the_ranking():

@@ -123,3 +123,12 @@ def make_bank(
         counts=torch.full((base,), images),
         card=Card(views=views),
     )
+
+
+def write_lists(folder: Path, bank: Bank, shots: dict[int, list[int]], line=str) -> Path:
+    """One list a session, session_2.txt and on, of the candidates' names as `line` writes them."""
+    folder.mkdir()
+    for session in range(1, bank.scenario.sessions + 1):
+        names = [line(bank.novel.ids[row]) for label in bank.scenario.classes_of(session) for row in shots[label]]
+        (folder / f"session_{session + 1}.txt").write_text("".join(f"{name}\n" for name in names))
+    return folder

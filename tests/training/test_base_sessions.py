@@ -111,7 +111,8 @@ def test_settings_of_the_base_session_are_those_of_the_bank(run, data, tmp_path,
     file = tmp_path / "bank.safetensors"
     assert call("features", "folder", "--data", data, *CUT, "--backbone", out, "--out", file) == 0
     capsys.readouterr()
-    changed = {"closer": "spread=0.7", "fact": "gamma=0.7", "pa": "kinship=0.7"}.get(name, "jitter=0.7")
+    own = {"closer": "spread=0.7", "fact": "gamma=0.7", "pa": "kinship=0.7", "s3c": "narrow=0.7"}
+    changed = own.get(name, "jitter=0.7")
     assert call("bench", "--bank", file, "--out", tmp_path / "out", "--method", short(name, changed)) == 2
     setting = changed.partition("=")[0]
     assert f"write {name}:{setting}={getattr(entries()[name].settings, setting)}" in sentence(capsys.readouterr().err)

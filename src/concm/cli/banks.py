@@ -65,7 +65,7 @@ def features(
     base_limit
         Images to keep of each base class; statistics come from all of them in any case.
     novel_limit
-        Candidates to keep of each novel class.
+        Candidates to keep of each novel class; first those that `--splits` lists for the sessions, if it does.
     test_limit
         Test images to keep of each class, for a small bank; figures of it are of those alone.
     precision
@@ -85,7 +85,7 @@ def features(
     from concm.backbones.encoder import load_encoder
     from concm.evaluation.controls import average, nearest_mean
     from concm.features.extract import extract
-    from concm.features.sessions import draw
+    from concm.features.sessions import draw, listed
     from concm.features.shards import Shards
     from concm.features.split import bank_size
     from concm.files import refuse_stream
@@ -103,6 +103,9 @@ def features(
     dataset = trained_on(dataset, encoder.meta.get("recipe") or {}, validate=validate)
     if novel_limit is not None and dataset.scenario.sessions:
         at_least(dataset.scenario.shot, novel_limit=novel_limit)
+    names: list[str] = []
+    if pictures.splits is not None and (pictures.splits / "session_2.txt").is_file():
+        names = [line for _, line in listed(pictures.splits, dataset.scenario.sessions)]
     with machine.encoding(on, out) as where:
         bank = extract(
             encoder,
@@ -115,6 +118,7 @@ def features(
             base_limit=base_limit,
             novel_limit=novel_limit,
             test_limit=test_limit,
+            listed=names,
             batch=batch,
             seed=seed,
         )

@@ -57,7 +57,7 @@ def bench(
     seed
         Seed of the first draw, and of the methods.
     splits
-        Take the shots of published index lists (session_2.txt and on) instead of drawing them.
+        A folder of published index lists (session_2.txt and on): their shots are one more run, in a column of its own.
     attributes
         CUB-200-2011's folder, whose attributes are taken instead of WordNet's.
     word_vectors
@@ -130,7 +130,7 @@ def bench(
         )
         results = finish(tasks, source, loaded, out, where)
     at_once = where.at_once and min(len(tasks), where.at_once)
-    table = Table.of(loaded, results, 1 if splits else draws, at_once)
+    table = Table.of(loaded, results, draws, at_once)
     report.show(table)
     report.show_remarks(results)
     picture = figure or out / "bench.png"

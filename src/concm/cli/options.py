@@ -83,7 +83,7 @@ Or a list: a CSV file of the columns path, label and perhaps part (train or test
     image_size: int = 224
     "Pixels that the network sees (your own folders only)."
     splits: Path | None = None
-    "Folder of published lists, where mini-ImageNet's train.csv and test.csv may be."
+    "Folder of published lists: mini-ImageNet's train.csv and test.csv, and those of the sessions, if they are there."
     broken: Literal["refuse", "skip"] = "refuse"
     "What to do with files that cannot be read as pictures."
 

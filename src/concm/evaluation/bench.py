@@ -136,11 +136,12 @@ def tasks_of(
     device: str,
     knowledge: Knowledge | None = None,
 ) -> list[Task]:
-    """A task for each method, draw and seed; published shots are one draw."""
+    """A task for each method, draw and seed; the shots of published lists are one draw more."""
+    every: list[tuple[int, Path | None]] = [*((at, None) for at in range(draws)), *([(0, splits)] if splits else [])]
     return [
-        Task(label, seed + at, seed + at + 1000 * repeat, splits, device, own, knowledge)
+        Task(label, seed + at, seed + at + 1000 * repeat, lists, device, own, knowledge)
         for label, own in ((label, _own(label)) for label in methods)
-        for at in range(1 if splits else draws)
+        for at, lists in every
         for repeat in range(seeds)
     ]
 
@@ -192,14 +193,17 @@ def run_in_memory(
     for choice in choices:
         if why := unfit(choice, bank):
             raise Misuse(why)
-    every = [published(bank, splits)] if splits else [draw(bank, seed + at) for at in range(draws)]
+    every: list[tuple[int, Shots, Shots | None]] = [(at, draw(bank, seed + at), None) for at in range(draws)]
+    if splits:
+        listed = published(bank, splits)
+        every.append((0, listed, listed))
     results, here = [], machine(device)
     with _listening(len(choices) * len(every) * seeds * (bank.scenario.sessions + 1)) as listen:
         for choice in choices:
-            for at, shots in enumerate(every):
+            for at, shots, official in every:
                 for repeat in range(seeds):
                     own = seed + at + 1000 * repeat
-                    heading = Heading.of(choice, bank, draw=seed + at, seed=own, machine=here)
+                    heading = Heading.of(choice, bank, draw=seed + at, seed=own, machine=here, shots=official)
                     results.append(perform(choice, bank, shots, heading, device, listen))
     return results
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from concm.errors import loading
 from concm.evaluation import published
 from concm.evaluation.given import Given
+from concm.evaluation.paired import Difference, deviation, interval
 from concm.evaluation.results import ClassMeans, Curve, Cut, Result
 from concm.features.bank import Bank
 from concm.files import write_whole
@@ -21,36 +22,20 @@ from concm.records import from_json, to_json
 
 CONTROL = "ncm_metric"
 """The strong control, whose trade-off curve the others are measured against."""
-T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131)
-"""Of Student's distribution at 97.5 %, for 1 to 15 degrees of freedom."""
-
-
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % interval of the mean of paired differences (Student's t); none for a single one."""
-    if len(values) < 2:
-        return None
-    freedom = len(values) - 1
-    quantile = T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else 1.96 + 2.5 / freedom
-    half = quantile * float(np.std(values, ddof=1)) / len(values) ** 0.5
-    return float(np.mean(values)) - half, float(np.mean(values)) + half
-
-
-def deviation(values: Sequence[float]) -> float:
-    """The standard deviation of a sample (n − 1); zero for a single value, of which nothing is known."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 @dataclass(frozen=True)
-class Difference:
-    """By how much one row lies above another on the same draws: the mean, and its 95 % interval over the draws."""
+class Official:
+    """AHM and FA with the shots of published lists: one draw, the one that papers report."""
 
-    mean: float
-    interval: tuple[float, float] | None
+    ahm: float
+    fa: float
 
-    @property
-    def tie(self) -> bool:
-        """Whether the interval contains no difference at all, or none is known because there is a single draw."""
-        return self.interval is None or self.interval[0] <= 0 <= self.interval[1]
+    @classmethod
+    def of(cls, results: Sequence[Result]) -> Official:
+        """The mean over seeds."""
+        ahm, fa = (float(np.mean([getattr(one.summary, name) for one in results])) for name in ("ahm", "fa"))
+        return cls(ahm, fa)
 
 
 @dataclass(frozen=True)
@@ -59,7 +44,8 @@ class Row:
 
     `above_curve` are points of novel accuracy over the control's curve on the same shots, at the row's own base
     accuracy, with the 95 % interval of their mean over the draws. `by_draw` has AHM, FA and those points draw by draw,
-    and which draws they are; `by_session` what else is known of each session, the base session first.
+    and which draws they are; `by_session` what else is known of each session, the base session first. `official` has
+    the figures with the shots of published lists, which are in none of the others.
     """
 
     method: str
@@ -86,10 +72,11 @@ class Row:
     above_interval: tuple[float, float] | None = None
     by_draw: dict[str, list[float]] = field(default_factory=dict)
     by_session: dict[str, list[float]] = field(default_factory=dict)
+    official: Official | None = None
 
     @classmethod
-    def of(cls, results: Sequence[Result], control: Sequence[Result] = ()) -> Row:
-        """Of all runs of one method, measured against the control's runs on the same draws."""
+    def of(cls, results: Sequence[Result], control: Sequence[Result] = (), listed: Sequence[Result] = ()) -> Row:
+        """Of all runs of one method, against the control's on the same draws; `listed` had shots of published lists."""
         summaries, sessions = [result.summary for result in results], [result.sessions for result in results]
         draws = [result.heading.draw for result in results]
 
@@ -132,6 +119,7 @@ class Row:
                 **({"above_curve": above} if above else {}),
             },
             by_session={name: by_session(name) for name in ("acc", "acc_base", "acc_novel", "ber")},
+            official=Official.of(listed) if listed else None,
         )
 
 
@@ -204,11 +192,11 @@ def _mean_curve(curves: Sequence[Curve | None]) -> Curve | None:
 
 def rows(results: Sequence[Result]) -> list[Row]:
     """A row for each method, in the order in which they were asked for."""
-    by_label: dict[str, list[Result]] = {}
+    drawn, listed = dict[str, list[Result]](), dict[str, list[Result]]()
     for result in results:
-        by_label.setdefault(result.heading.label, []).append(result)
-    control = by_label.get(CONTROL, [])
-    return [Row.of(runs, control) for runs in by_label.values()]
+        (drawn if result.heading.shots is None else listed).setdefault(result.heading.label, []).append(result)
+    control = drawn.get(CONTROL, [])
+    return [Row.of(runs, control, listed.get(label, [])) for label, runs in drawn.items()]
 
 
 @dataclass(frozen=True)
@@ -229,7 +217,7 @@ class Table:
     """What the bench measured on one bank, with the published rows of the scenario; as a file, `concm bench --json`.
 
     `control` is the method whose curve the rows are measured against, `passes` how often the backbone saw each picture,
-    and `given` what the bank holds, which older files do not say.
+    `given` what the bank holds, and `bank` its digest; older files do not say these two.
     """
 
     scenario: str
@@ -243,6 +231,7 @@ class Table:
     control: str = "ncm"
     passes: int = 1
     given: Given | None = None
+    bank: str = ""
 
     @classmethod
     def of(cls, bank: Bank, results: Sequence[Result], draws: int, at_once: int | None = None) -> Table:
@@ -262,6 +251,7 @@ class Table:
             control=CONTROL,
             passes=bank.passes,
             given=Given.of(bank),
+            bank=bank.digest,
         )
 
     @property
@@ -278,6 +268,14 @@ class Table:
     def row(self, method: str) -> Row | None:
         """The row of a method, if it was run."""
         return next((row for row in self.rows if row.method == method), None)
+
+    def joined(self, others: list[Table]) -> tuple[Table, list[Table]]:
+        """With further rows of tables of the very same bank, perhaps of fewer draws; and the other tables."""
+        same = [other for other in others if other.bank and other.bank == self.bank]
+        rows = {row.method: row for table in (*reversed(same), self) for row in table.rows}
+        own = [row.method for row in self.rows]
+        more = [row for name, row in rows.items() if name not in own]
+        return replace(self, rows=[*self.rows, *more]), [other for other in others if other not in same]
 
     def save(self, path: Path) -> None:
         """Write it whole."""

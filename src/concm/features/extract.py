@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import numpy as np
@@ -17,7 +17,7 @@ from concm.data.dataset import Dataset, ImageSet
 from concm.data.views import Augment
 from concm.errors import Misuse, enough_memory
 from concm.features.bank import Bank, Card, Part
-from concm.features.sessions import statistics
+from concm.features.sessions import Finder, statistics
 from concm.features.shards import Shards
 from concm.progress import bar
 
@@ -34,15 +34,16 @@ def extract(
     base_limit: int | None = None,
     novel_limit: int | None = None,
     test_limit: int | None = None,
+    listed: Collection[str] = (),
     batch: int = 256,
     seed: int = 0,
 ) -> Bank:
     """Encode base, novel and test images, `views` of the candidate shots, and base statistics.
 
     With `base_views` the base images that are kept have views too. The limits keep so many images per class (a seeded
-    choice); statistics always come from all base images that were trained on. Those that were held out of training
-    follow them in the base part, marked. With `keep_pictures` the bank also has the pictures and the backbone, for
-    methods that go on training it.
+    choice, after the candidates that are `listed`); statistics always come from all base images that were trained on.
+    Those that were held out of training follow them in the base part, marked. With `keep_pictures` the bank also has
+    the pictures and the backbone, for methods that go on training it.
     """
     if keep_pictures and not encoder.plain:
         raise Misuse(
@@ -52,7 +53,7 @@ def extract(
     begun = time.perf_counter()
     encoder.to(where.device if isinstance(where, Fabric) else torch.device("cpu"))
     base, held, novel, test = dataset.base, dataset.held, dataset.novel, limited(dataset.test, test_limit, seed)
-    some_base, some_novel = limited(base, base_limit, seed), limited(novel, novel_limit, seed)
+    some_base, some_novel = limited(base, base_limit, seed), limited(novel, novel_limit, seed, listed)
     sets = {"base": base, "held-out": held, "novel": some_novel, "test": test}
     jobs = [(f"{name} images", images, 0) for name, images in sets.items() if images is not None]
     viewed = {"novel": some_novel, **({"base": some_base, "held-out": held} if base_views else {})}
@@ -96,16 +97,18 @@ def extract(
     )
 
 
-def limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
-    """At most `limit` images of each class, drawn with a seed."""
+def limited(images: ImageSet, limit: int | None, seed: int, listed: Collection[str] = ()) -> ImageSet:
+    """At most `limit` images of each class, drawn with a seed; those that are `listed` by name come first."""
     if limit is None:
         return images
     if limit < 1:
         raise Misuse(f"a bank needs at least one image per class, not {limit}")
+    find = Finder(images.ids)
+    first = {row for name in listed for row in find(name)}
     keep = np.zeros(len(images), dtype=bool)
     for label in np.unique(images.labels):
-        rows = np.flatnonzero(images.labels == label)
-        keep[np.random.default_rng((seed, int(label))).permutation(rows)[:limit]] = True
+        rows = np.random.default_rng((seed, int(label))).permutation(np.flatnonzero(images.labels == label))
+        keep[sorted(rows.tolist(), key=lambda row: row not in first)[:limit]] = True
     return images.where(keep)
 
 

@@ -115,26 +115,32 @@ def draw(bank: Bank, seed: int) -> Shots:
 
 def published(bank: Bank, splits: Path) -> Shots:
     """The shots of published index lists: `session_2.txt` and on, one picture per line (TOPIC and CEC's format)."""
-    find = _Finder(bank.novel.ids)
+    find = Finder(bank.novel.ids)
     shots: Shots = {label: [] for label in range(bank.scenario.base, len(bank.scenario.keys))}
-    for session in range(1, bank.scenario.sessions + 1):
-        file = splits / f"session_{session + 1}.txt"
-        if not file.is_file():
-            raise ConcmError(f"no index list at {file}; `splits` takes the folder that holds session_2.txt and on")
-        for line in text_of(file, "index list", "get another copy").split():
-            rows = find(line)
-            if len(rows) != 1:
-                count = f"{len(rows)} candidates of this bank have that name"
-                none = f"which is not among the {len(bank.novel.ids)} candidates of this bank"
-                raise ConcmError(f"{file} names {line}, {f'and {count}' if rows else none}")
-            shots[int(bank.novel.labels[rows[0]])].append(rows[0])
+    for file, line in listed(splits, bank.scenario.sessions):
+        rows = find(line)
+        if len(rows) != 1:
+            count = f"{len(rows)} candidates of this bank have that name"
+            none = f"which is not among the {len(bank.novel.ids)} candidates of this bank"
+            raise ConcmError(f"{file} names {line}, {f'and {count}' if rows else none}")
+        shots[int(bank.novel.labels[rows[0]])].append(rows[0])
     short = [bank.scenario.keys[label] for label, rows in shots.items() if len(rows) < bank.scenario.shot]
     if short:
         raise ConcmError(f"{splits} has fewer than {bank.scenario.shot} shots of class {short[0]!r}")
     return {label: rows[: bank.scenario.shot] for label, rows in shots.items()}
 
 
-class _Finder:
+def listed(splits: Path, sessions: int) -> Iterator[tuple[Path, str]]:
+    """The pictures that published lists name, each with its list."""
+    for session in range(1, sessions + 1):
+        file = splits / f"session_{session + 1}.txt"
+        if not file.is_file():
+            raise ConcmError(f"no index list at {file}; `splits` takes the folder that holds session_2.txt and on")
+        for line in text_of(file, "index list", "get another copy").split():
+            yield file, line
+
+
+class Finder:
     """Finds pictures by the name in a list: by as much of the path as it gives, or by the file name alone."""
 
     def __init__(self, ids: list[str]) -> None:
@@ -144,6 +150,7 @@ class _Finder:
             self.rows_called[PurePosixPath(name).name].append(row)
 
     def __call__(self, line: str) -> list[int]:
+        """The rows that a line of a list may mean."""
         parts = PurePosixPath(line).parts
         for at in range(len(parts)):
             tail = "/".join(parts[at:])

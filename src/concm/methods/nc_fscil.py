@@ -4,8 +4,10 @@ At the end of training, class means and classifier collapse to a simplex; so the
 vertex for every class to come, and a neck is regressed onto it: no vertex ever moves, only the neck is trained in
 sessions, on the shots and on one mean feature of each earlier class.
 
-Here: the backbone is the shared frozen one, so the base session too trains only the neck, without mixed images, and
-pooled features stand for maps.
+Here: the backbone is the shared frozen one, so the base session too trains only the neck, pooled features stand for
+maps, and mixed features for mixed images. A bank's features are unit vectors, and are made about as long again as the
+backbone's own. Without both, the authors' length diverges: the neck soon fits frozen features, so that weight decay
+alone acts on it for the rest of the base session, and it shrinks until a step of a session is larger than its weights.
 """
 
 from __future__ import annotations
@@ -32,6 +34,12 @@ class NCFSCILSettings(Checked):
 
     PRESETS: ClassVar = ("mini_imagenet", "cub200", "short")
 
+    size: float | None = setting(
+        1.0,
+        "Root mean square of the numbers in a base feature as it enters the neck, or `none`: as the bank has them "
+        "(chosen: the authors take features as they are, and a batch-normalised network's are near one).",
+        above=0,
+    )
     width: int = setting(512, "Dimensions of the simplex (authors' code); more if its vertices need more.", least=1)
     hidden: float = setting(
         2.0,
@@ -45,6 +53,12 @@ class NCFSCILSettings(Checked):
         least=0,
     )
     base_batch: int = setting(512, "Features in a step of the base session (authors' code).", least=1)
+    base_mixing: float = setting(
+        0.8,
+        "Share of the base session's steps that mix the features of two images (authors' code, which mixes images).",
+        least=0,
+        most=1,
+    )
     base_lr: float = setting(0.25, "Peak rate of the base session (authors' code).")
     steps: int = setting(50, "Steps of the first session after the base session (authors' code).", least=0)
     more_steps: int = setting(
@@ -75,8 +89,8 @@ class NCFSCILSettings(Checked):
 
     @classmethod
     def short(cls) -> NCFSCILSettings:
-        """For a CPU (chosen): half of the neck's width, and a twentieth of the base session."""
-        return cls(hidden=1.0, base_epochs=10)
+        """For a CPU (chosen): half of the neck's width, and a twentieth of the base session, which needs no more."""
+        return cls(hidden=1.0, base_epochs=10, size=None, base_mixing=0.0)
 
 
 class Neck(nn.Module):
@@ -114,7 +128,8 @@ class NCFSCIL(Learner):
 
     settings = NCFSCILSettings()
     total = 0
-    values = (*Learner.values, "total")
+    scale = 1.0
+    values = (*Learner.values, "total", "scale")
     kept = ("means", "simplex")
 
     def build(self) -> None:
@@ -131,11 +146,16 @@ class NCFSCIL(Learner):
         base = self.begin(base)
         width = self.neck.shortcut.out_features
         self.simplex = geometry.random_simplex(self.total, width, self.generator).float()
-        self.means = base.mean
         settings = self.settings
+        if settings.size is not None:
+            length = (base.mean.square() + base.std.square()).mean().sqrt()
+            self.scale = settings.size / float(length.clamp_min(1e-12))
+        self.means = base.mean
         batch = min(settings.base_batch, len(base.features))
         steps = steps_of(settings.base_epochs, int(base.counts.sum()), batch)
-        self._regress(base.features, base.labels, steps, batch, settings.base_lr)
+        self._regress(
+            base.features, base.labels, steps, batch, settings.base_lr, mixing=settings.base_mixing, early=True
+        )
 
     def learn(self, session: Session) -> None:
         """Go on training the neck, by regressing the shots and the means of all earlier classes onto their vertices."""
@@ -165,23 +185,32 @@ class NCFSCIL(Learner):
         lr: float,
         *,
         mixing: float = 0.0,
+        early: bool = False,
         lengths: bool = False,
     ) -> None:
-        """Train the neck by dot-regression."""
+        """Train the neck by dot-regression, mixing outputs half and half or, `early`, features at random."""
 
         def shuffled(count: int) -> Tensor:
             return torch.randperm(count, generator=self.generator, device=self.device)
 
+        def chance() -> float:
+            return float(torch.rand((), generator=self.generator, device=self.device))
+
         def loss() -> Tensor:
             rows = shuffled(len(labels))[:batch]
-            found, wanted = self.neck(features[rows]), labels[rows]
-            scale = balance(wanted) if lengths else torch.ones_like(found[:, 0])
-            if float(torch.rand((), generator=self.generator, device=self.device)) >= mixing:
-                return dot_regression(found, self.simplex[wanted], scale)
+            seen, wanted = features[rows], labels[rows]
+            scale = balance(wanted) if lengths else torch.ones_like(seen[:, 0])
+            if chance() >= mixing:
+                return dot_regression(self._project(seen), self.simplex[wanted], scale)
             other = shuffled(len(rows))
-            mixed = (found + found[other]) / 2
-            one, two = ((self.simplex[wanted[at]], scale[at]) for at in (slice(None), other))
-            return (dot_regression(mixed, *one) + dot_regression(mixed, *two)) / 2
+            if early:
+                share = chance()
+                mixed = self._project(torch.lerp(seen[other], seen, share))
+            else:
+                share, found = 0.5, self._project(seen)
+                mixed = (found + found[other]) / 2
+            one, two = (dot_regression(mixed, self.simplex[wanted[at]], scale[at]) for at in (slice(None), other))
+            return share * one + (1 - share) * two
 
         rates, momentum = warmed_cosine(lr, steps, 5), self.settings.momentum
         descend(self.neck.parameters(), loss, rates, SGD(momentum=momentum, weight_decay=self.settings.weight_decay))
@@ -189,7 +218,12 @@ class NCFSCIL(Learner):
     @torch.no_grad()
     def scores(self, features: Tensor) -> Tensor:
         """Cosine to the vertex of every class seen."""
-        return F.normalize(self.neck(features.to(self.device))) @ self.simplex[: len(self.means)].T
+        return F.normalize(self._project(features.to(self.device))) @ self.simplex[: len(self.means)].T
+
+    def _project(self, features: Tensor) -> Tensor:
+        """(n, d) → (n, width), of features in the bank's own length."""
+        vectors: Tensor = self.neck(self.scale * features)
+        return vectors
 
 
 def dot_regression(vectors: Tensor, vertices: Tensor, lengths: Tensor) -> Tensor:

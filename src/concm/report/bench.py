@@ -20,6 +20,7 @@ from concm.evaluation.results import Result
 from concm.evaluation.statistics import CONTROL, Printed, Row, Table
 from concm.features.bank import Bank
 from concm.records import to_json
+from concm.report.cells import heads_of_official, official
 from concm.report.tables import print_whole, say
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def bench(
     seed
         Seed of the first draw, and of the methods.
     splits
-        A folder of published index lists to take the shots from instead of drawing them.
+        A folder of published index lists: their shots are one more run, in a column of its own.
     device
         Where the methods compute.
 
@@ -76,7 +77,7 @@ def bench(
     single = isinstance(methods, str | type) or hasattr(methods, "fit_base")
     asked = [methods] if single else list(methods)
     results = run_in_memory(asked, chosen, draws=draws, seeds=seeds, seed=seed, device=device, splits=lists)
-    return BenchTable(Table.of(chosen, results, 1 if lists else draws), results)
+    return BenchTable(Table.of(chosen, results, draws), results)
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,13 @@ class BenchTable:
     def to_latex(self) -> str:
         """The same as a LaTeX table in the style of the papers (booktabs), below the published rows; best ones bold."""
         count = self.table.cut.sessions
-        begin = rf"\begin{{tabular}}{{l{'c' * (count + 3)}}}"
-        over = rf" & Base & \multicolumn{{{count}}}{{c}}{{HM in each session}} & & \\"
-        heads = " & ".join(["Method", "Acc", *(str(at + 1) for at in range(count)), "AHM", "FA"])
-        printed = [_latex(_shown(entry), set()) for entry in self.table.published if len(entry.hm) == count]
-        own = [_latex(_measured(row), self._best(row)) for row in self.rows]
+        more = self._official
+        begin = rf"\begin{{tabular}}{{l{'c' * (count + 3 + len(more))}}}"
+        over = rf" & Base & \multicolumn{{{count}}}{{c}}{{HM in each session}} & &{' &' * len(more)} \\"
+        heads = " & ".join(["Method", "Acc", *(str(at + 1) for at in range(count)), "AHM", "FA", *more])
+        shown = [[*_shown(entry), *("" for _ in more)] for entry in self.table.published if len(entry.hm) == count]
+        printed = [_latex(cells, set()) for cells in shown]
+        own = [_latex([*_measured(row), *(official(row) for _ in more)], self._best(row)) for row in self.rows]
         lines = [begin, r"\toprule", over, rf"\cmidrule(lr){{3-{count + 2}}}", rf"{heads} \\", r"\midrule"]
         lines += [*printed, r"\midrule"] if printed else []
         return "\n".join([*lines, *own, r"\bottomrule", r"\end{tabular}"]) + "\n"
@@ -141,7 +144,8 @@ class BenchTable:
             heading, summary, after = result.heading, result.summary, result.sessions[1:]
             by_session = [getattr(figures, what) for what in ("hm", "acc_base", "acc_novel") for figures in after]
             figures = [summary.base_acc, *by_session, summary.ahm, summary.fa]
-            writer.writerow([heading.label, heading.draw, heading.seed, *figures])
+            drawn = heading.draw if heading.shots is None else "official"
+            writer.writerow([heading.label, drawn, heading.seed, *figures])
         return file.getvalue()
 
     def to_json(self) -> str:
@@ -161,12 +165,19 @@ class BenchTable:
     def __str__(self) -> str:
         return self.to_markdown()
 
+    @property
+    def _official(self) -> list[str]:
+        """The heading of the column with the shots of published lists, if there is one."""
+        return heads_of_official(self.rows)
+
     def _heads(self) -> list[str]:
-        return ["method", "base", *(str(at + 1) for at in range(self.table.cut.sessions)), "AHM", "FA"]
+        later = (str(at + 1) for at in range(self.table.cut.sessions))
+        return ["method", "base", *later, "AHM", "FA", *self._official]
 
     def _cells(self, row: Row) -> list[str]:
         spread = [f"{row.ahm:.2f} ± {row.ahm_std:.2f}", f"{row.fa:.2f} ± {row.fa_std:.2f}"]
-        return [row.method, f"{row.base_acc:.2f}", *(f"{value:.1f}" for value in row.hm), *spread]
+        shown = (official(row) for _ in self._official)
+        return [row.method, f"{row.base_acc:.2f}", *(f"{value:.1f}" for value in row.hm), *spread, *shown]
 
 
 def _figures(row: Row) -> list[float]:
@@ -199,7 +210,8 @@ def show(found: Table) -> None:
     say(f"measured: {backbone} features, mean ± standard deviation of {rows[0].runs} runs ({found.draws} draws)")
     table = RichTable(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     headings = ["method", "backbone", "base", *(str(at + 1) for at in range(cut.sessions))]
-    for heading in (*headings, "AHM", "FA", "PD", "NAcc", "BER"):
+    more = heads_of_official(rows)
+    for heading in (*headings, "AHM", "FA", "PD", "NAcc", "BER", *more):
         table.add_column(heading, justify="left" if heading in ("method", "backbone") else "right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -210,6 +222,7 @@ def show(found: Table) -> None:
             Text.assemble((f"{row.ahm:.2f}", "bold"), f" ±{row.ahm_std:.2f}"),
             Text.assemble((f"{row.fa:.2f}", "bold"), f" ±{row.fa_std:.2f}"),
             *(f"{value:.2f}" for value in (row.pd, row.nacc, row.ber)),
+            *(official(row) for _ in more),
         )
     if found.published:
         table.add_section()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from concm.evaluation.statistics import Row, Table
 from concm.methods import EXEMPLARS
 from concm.methods.registry import known
@@ -18,6 +20,16 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{row.last_base:.1f} / {row.last_novel:.1f}",
         above(row),
     )
+
+
+def heads_of_official(rows: Sequence[Row]) -> list[str]:
+    """The heading of the column with the shots of published lists, where any row has it."""
+    return ["official AHM / FA"] if any(row.official for row in rows) else []
+
+
+def official(row: Row) -> str:
+    """AHM and FA with the shots of published lists."""
+    return "–" if row.official is None else f"{row.official.ahm:.2f} / {row.official.fa:.2f}"
 
 
 def costs(row: Row, found: Table) -> tuple[str, ...]:

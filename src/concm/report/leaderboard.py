@@ -10,9 +10,21 @@ from concm.files import write_whole
 from concm.methods.registry import EQUAL, known
 from concm.report import figures
 from concm.report import leaderboard_papers as papers
-from concm.report.cells import COSTS, MEASURED, by_session, cells, costs, line, mark, ruled, signed
+from concm.report.cells import (
+    COSTS,
+    MEASURED,
+    by_session,
+    cells,
+    costs,
+    heads_of_official,
+    line,
+    mark,
+    official,
+    ruled,
+    signed,
+)
 from concm.report.leaderboard_papers import OURS, PLAIN, ahm
-from concm.report.provenance import backbone, given, ran, schedule, varied
+from concm.report.provenance import backbone, draws, given, ran, schedule, varied
 from concm.report.remarks import reading
 from concm.report.reproduction import printed
 
@@ -21,7 +33,8 @@ COMPARED = (("ahm", "AHM"), ("fa", "FA"), ("above_curve", "height above the curv
 
 
 def write(path: Path, found: Table, others: list[Table]) -> list[Path]:
-    """The page, and its picture beside it; `others` are tables of other banks."""
+    """The page, and its picture beside it; `others` are tables of other banks, or more rows of the same."""
+    found, others = found.joined(others)
     picture = path.with_suffix(".png")
     figures.trade_offs([_points(table) for table in (found, *others) if table is found or _own(table)], picture)
     write_whole(path, page(found, others, picture.name).encode())
@@ -62,11 +75,11 @@ def _beginning(found: Table, picture: str) -> list[str]:
         f"# Leaderboard: {found.scenario}",
         "",
         f"{cut.base} base classes, then {cut.sessions} sessions of {cut.way}-way {cut.shot}-shot. Figures are means ± "
-        f"standard deviations (of a sample) of {found.draws} draws of the shots, which are the same for every method. "
-        "Differences are paired by draw, with their 95 % interval; where it contains zero, methods tie and share a "
-        "rank. Settings are those of the papers or, where the file of a method says so, chosen without test images. "
-        "Published figures are those of the table in the ConCM paper: one draw, and each method with a backbone of its "
-        "own.",
+        f"standard deviations (of a sample) of {draws(found)} of the shots, which are the same for every method. "
+        "Differences are paired by draw, with their 95 % interval over the draws that both have; where it contains "
+        "zero, methods tie and share a rank. Settings are those of the papers or, where the file of a method says so, "
+        "chosen without test images. Published figures are those of the table in the ConCM paper: one draw, and each "
+        "method with a backbone of its own.",
         "",
         f"![Base and novel accuracy after the last session]({picture})",
         "",
@@ -140,12 +153,18 @@ def _level(row: Row) -> bool:
 def _table(found: Table, rows: list[Row]) -> list[str]:
     ranked = [row for row in rows if _group(row.method) != "reference" and _meant(row.method, found.scenario)]
     places = ranks(ranked, "ahm")
-    lines = ruled("rank", "method", *MEASURED, "published AHM / FA")
+    more = heads_of_official(rows)
+    lines = ruled("rank", "method", *MEASURED, *more, "published AHM / FA")
     for row in sorted(rows, key=lambda row: -row.ahm):
         entry = printed(found, row)
         there = "–" if entry is None else f"{entry.ahm} / {entry.fa}"
-        lines.append(line(str(places.get(row.method, "–")), mark(row.method), *cells(row), there))
-    return lines
+        measured = (*cells(row), *(official(row) for _ in more))
+        lines.append(line(str(places.get(row.method, "–")), mark(row.method), *measured, there))
+    return (
+        [*lines, "", "Official figures have the shots of the published lists, as papers report them."]
+        if more
+        else lines
+    )
 
 
 def _against(found: Table, same: list[Table]) -> list[str]:

@@ -43,7 +43,7 @@ def beside(found: Table, rows: list[Row]) -> list[str]:
 
 
 def elsewhere(found: Table) -> list[str]:
-    """Figures of papers whose methods are not measured here; apart those whose backbone knows other data."""
+    """Figures that the ConCM paper does not print; apart those whose backbone knows other data."""
     lines = list[str]()
     for pretrained, title in ((False, "Published elsewhere"), (True, "Published with a pre-trained backbone")):
         rows = [row for row in published.elsewhere(found.scenario) if row.pretrained == pretrained]

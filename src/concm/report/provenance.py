@@ -59,10 +59,16 @@ def given(found: Table) -> str:
     return about + (part if bank.base < bank.on else "")
 
 
+def draws(found: Table) -> str:
+    """How many draws the rows have: quick methods may have more of them than slow ones."""
+    counts = sorted({len(row.by_draw.get("draw", ())) or found.draws for row in found.rows})
+    return f"{counts[0]} to {counts[-1]} draws" if len(counts) > 1 else f"{found.draws} draws"
+
+
 def ran(found: Table) -> str:
     """Where, and how many at a time: what seconds mean."""
     main = Counter(row.device for row in found.rows).most_common(1)[0][0]
-    said = f"{found.draws} draws, measured on {main}" + (f", {found.at_once} runs at a time" if found.at_once else "")
+    said = f"{draws(found)}, measured on {main}" + (f", {found.at_once} runs at a time" if found.at_once else "")
     elsewhere = [f"`{row.method}`" for row in found.rows if row.device != main]
     others = " and ".join(dict.fromkeys(str(row.device) for row in found.rows if row.device != main))
     return f"{said} ({', '.join(elsewhere)} on {others})" if elsewhere else said

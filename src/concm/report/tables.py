@@ -14,8 +14,8 @@ from concm.backbones import Backbone
 from concm.backbones.encoder import Encoder
 from concm.data.scenarios import Scenario
 from concm.evaluation.controls import METRICS
+from concm.evaluation.paired import deviation
 from concm.evaluation.results import Figures
-from concm.evaluation.statistics import deviation
 from concm.features.bank import Bank, Part
 from concm.methods import Entry
 from concm.semantics.semantics import Meaning

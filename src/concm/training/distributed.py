@@ -84,8 +84,9 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean, momentum)
             self.running_var.lerp_(variance * count / (count - 1), momentum)
-        scale = (variance + self.eps).rsqrt() * self.weight
-        out: Tensor = centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+        out: Tensor = centred * (variance + self.eps).rsqrt().view(1, -1, 1, 1)
+        if self.affine:
+            out = out * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
         return out.to(x.dtype)
 
     @classmethod

@@ -180,12 +180,12 @@ class BaseRun:
                 raise Misuse("`weights` takes torchvision's ResNet-18 and goes with the backbone resnet18_imagenet")
             load_torchvision(network, self.weights)
         self._try(network)
-        if self.fabric.world_size > 1:
-            GlobalBatchNorm2d.convert(network)
         scenario = self.dataset.scenario
         names = scenario.names[: scenario.base]
         stage = Stage(network, backbone.dimension, scenario.base, len(scenario.keys), self.dataset.transform, names)
         model = self.objective.make(stage) if self.objective is not None else ours(stage, self.recipe)
+        if self.fabric.world_size > 1:
+            GlobalBatchNorm2d.convert(model)
         return model.train().to(self.fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     @cached_property

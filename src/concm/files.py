@@ -10,6 +10,7 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -112,16 +113,20 @@ def _seal(tensors: Mapping[str, Tensor], text: str) -> str:
     return state.hexdigest()
 
 
-def content_digest(data: bytes) -> str:
+def content_digest(data: bytes | mmap) -> str:
     """Of a file's bytes; of the digests that can be trusted, the one that processors compute fastest."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def has_digest(data: bytes, digest: str) -> bool:
-    """Whether bytes have this digest, also one that an older concm wrote."""
-    if digest.startswith("sha256:"):
-        return content_digest(data) == digest
-    return hashlib.blake2b(data, digest_size=16).hexdigest() == digest
+def has_digest(path: Path, digest: str) -> bool:
+    """Whether a file has this digest, also one that an older concm wrote; its bytes are not copied for that."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:  # which cannot be mapped, and which nobody writes
+            return False
+        with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+            if digest.startswith("sha256:"):
+                return content_digest(data) == digest
+            return hashlib.blake2b(data, digest_size=16).hexdigest() == digest
 
 
 def load_tensors(path: Path, kind: str, expected: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -130,7 +135,7 @@ def load_tensors(path: Path, kind: str, expected: str | None = None) -> tuple[di
     """
     what = kind.rsplit("-", 1)[0].removeprefix("concm-")
     with loading(path, f"{what} file", "make it again or get another copy"):
-        if expected is not None and not has_digest(path.read_bytes(), expected):
+        if expected is not None and not has_digest(path, expected):
             raise ConcmError(f"{path} is damaged: it is not the {what} file that was written")
         head, tensors = _read(path)
         if head.get("kind") != kind:

@@ -29,14 +29,16 @@ class Cluster:
     """
 
     def __init__(self, address: str = "ray") -> None:
-        self._ray = ray = _imported()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else news of killed workers go to standard output
+        self._ray = ray = _imported()
         self._begun = not ray.is_initialized()
+        if not self._begun:
+            return
+        named = os.environ.get("RAY_ADDRESS") if address == "ray" else address
+        # Ray logs failures of jobs that nobody waits for any more, as after Ctrl-C; all others come as exceptions.
+        quiet: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
         try:
-            if not self._begun:
-                return
-            named = os.environ.get("RAY_ADDRESS") if address == "ray" else address
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # what goes wrong is told below, in a sentence
                 if named:
@@ -46,6 +48,9 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
             ray.shutdown()
             raise ConcmError(f"cannot reach Ray at {address}: {error}".splitlines()[0]) from error
+        except KeyboardInterrupt:
+            ray.shutdown()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -67,8 +72,13 @@ class Cluster:
         return "cuda" if has and wanted != "cpu" else "cpu"
 
     def ask(self, question: Callable[..., Any], *words: Any, gpus: float = 0) -> Any:
-        """What a function returns on one of the machines."""
-        return self._got(self._task(question, gpus).remote(*words))
+        """What a function returns on the first of the workers to answer.
+
+        As many are asked as may work at a time: so all begin to import what their jobs need, and at once.
+        """
+        task, workers = self._task(question, gpus), self.resource("GPU" if gpus else "CPU")
+        asked = [task.remote(*words) for _ in range(max(1, round(workers)))]
+        return self._got(self._ray.wait(asked)[0][0])
 
     def each(
         self, work: Work, shared: Any, jobs: Sequence[tuple[Any, ...]], *, gpus: float = 0, at_once: int | None = None

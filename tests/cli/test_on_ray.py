@@ -46,6 +46,30 @@ class Slow(NCM):
 """
 
 
+ACCIDENTS = """
+import os, signal, time
+from pathlib import Path
+from concm.cluster import Cluster
+from concm.errors import ConcmError
+
+def work(shared, at):
+    time.sleep(at)
+    if at == 0 and not Path({mark!r}).exists():
+        Path({mark!r}).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if at > 0:
+        raise ConcmError("nobody waits for this")
+
+with Cluster() as cluster:
+    done = cluster.each(work, None, [(0,), (2,)])
+    next(done)
+    time.sleep(4)  # until the other has failed
+    done.close()
+    del done
+    time.sleep(2)
+"""
+
+
 @pytest.fixture(scope="module")
 def bank(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bank") / "tiny.safetensors"
@@ -141,6 +165,16 @@ def test_ctrl_c_ends_what_runs_on_a_cluster_and_keeps_what_is_finished(bank, tmp
     assert code == 1
     assert sentence(said) == "interrupted; finished runs are in out, the same command does the rest"
     assert all(Result.load(file).summary for file in (tmp_path / "out").glob("folder-*.json"))
+
+
+@needs_ray
+@pytest.mark.slow
+def test_ray_itself_says_nothing_of_killed_workers_and_of_jobs_that_nobody_waits_for(tmp_path):
+    mark = tmp_path / "mark"
+    program = ACCIDENTS.format(mark=str(mark))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment(), check=True)
+    assert mark.exists()
+    assert (done.stdout, done.stderr) == (b"", b"")
 
 
 @pytest.fixture(scope="module")

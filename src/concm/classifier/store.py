@@ -11,7 +11,6 @@ import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -188,13 +187,12 @@ class Store:
             described(db, self.path)
             identity, lasting = db.execute("SELECT identity, lasting FROM store").fetchone()
             row = db.execute("SELECT digest FROM versions WHERE version = ?", (version,)).fetchone()
-        own, shared = state_file(self.path, version), state_file(self.path, LASTING)
-        with ThreadPoolExecutor(1) as beside:  # digests take most of the time, and leave the other cores alone
-            other = None if lasting is None else beside.submit(load_tensors, shared, KIND, lasting)
-            tensors, meta = load_tensors(own, KIND, row and row[0])
-            if (meta.get("store"), meta.get("version")) != (identity, version):
-                raise ConcmError(f"{own} belongs to another store or version")
-            return tensors | (other.result()[0] if other else {}), meta.get("state") or {}
+        tensors, meta = load_tensors(state_file(self.path, version), KIND, row and row[0])
+        if (meta.get("store"), meta.get("version")) != (identity, version):
+            raise ConcmError(f"{state_file(self.path, version)} belongs to another store or version")
+        if lasting is not None:
+            tensors |= load_tensors(state_file(self.path, LASTING), KIND, lasting)[0]
+        return tensors, meta.get("state") or {}
 
     def verify(self) -> list[str]:
         """What is wrong with the store, in sentences; an empty list means that all of it is sound."""

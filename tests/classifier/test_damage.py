@@ -251,15 +251,15 @@ def test_a_read_only_copy_with_changes_of_a_killed_process_is_read(used, tmp_pat
     used.learn({"yak": pictures("yak", 2)})
     copy = shutil.copytree(used.path, tmp_path / "copy", ignore=shutil.ignore_patterns("*-shm"))  # while it is open
     assert (copy / "store.db-wal").stat().st_size
-    connect = database.connect
+    connected = database._connected
 
     def without_shm(path: Path, name: str = "store.db", writable: bool = True) -> sqlite3.Connection:
         if path == copy:  # as where nothing may be written, which root cannot be told
-            raise ConcmError("unable to open database file")
-        return connect(path, name, writable)
+            raise sqlite3.OperationalError("unable to open database file")
+        return connected(path, name, writable)
 
     monkeypatch.setattr(database, "writable", lambda path: False)
-    monkeypatch.setattr(database, "connect", without_shm)
+    monkeypatch.setattr(database, "_connected", without_shm)
     with Store.open(copy) as store:
         assert [row.name for row in store.classes()][-2:] == ["okapi", "yak"]
 

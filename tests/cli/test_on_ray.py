@@ -55,21 +55,28 @@ from pathlib import Path
 from concm.cluster import Cluster
 from concm.errors import ConcmError
 
+def wait_for(name):
+    while not Path({folder!r}, name).exists():
+        time.sleep(0.05)
+
 def work(shared, at):
-    time.sleep(at)
-    if at == 0 and not Path({mark!r}).exists():
-        Path({mark!r}).touch()
+    if at == 0 and not Path({folder!r}, "killed").exists():
+        Path({folder!r}, "killed").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     if at > 0:
+        wait_for("first result")
+        Path({folder!r}, "failed").touch()
         raise ConcmError("nobody waits for this")
 
 with Cluster() as cluster:
-    done = cluster.each(work, None, [(0,), (2,)])
+    done = cluster.each(work, None, [(0,), (1,)])
     next(done)
-    time.sleep(4)  # until the other has failed
+    Path({folder!r}, "first result").touch()
+    wait_for("failed")
+    time.sleep(2)  # until that is known here
     done.close()
     del done
-    time.sleep(2)
+    time.sleep(1)
 """
 
 
@@ -228,10 +235,9 @@ def test_ctrl_c_ends_what_runs_on_a_cluster_and_keeps_what_is_finished(bank, tmp
 @needs_ray
 @pytest.mark.slow
 def test_ray_itself_says_nothing_of_killed_workers_and_of_jobs_that_nobody_waits_for(tmp_path):
-    mark = tmp_path / "mark"
-    program = ACCIDENTS.format(mark=str(mark))
+    program = ACCIDENTS.format(folder=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment(), check=True)
-    assert mark.exists()
+    assert (tmp_path / "killed").exists()
     assert (done.stdout, done.stderr) == (b"", b"")
 
 

@@ -10,7 +10,6 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -113,20 +112,20 @@ def _seal(tensors: Mapping[str, Tensor], text: str) -> str:
     return state.hexdigest()
 
 
-def content_digest(data: bytes | mmap) -> str:
+def content_digest(data: bytes) -> str:
     """Of a file's bytes; of the digests that can be trusted, the one that processors compute fastest."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def has_digest(path: Path, digest: str) -> bool:
-    """Whether a file has this digest, also one that an older concm wrote; its bytes are not copied for that."""
+    """Whether a file has this digest, also one that an older concm wrote.
+
+    It is read, and not mapped into memory: a disk that fails while a map is read would end the process.
+    """
     with path.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:  # which cannot be mapped, and which nobody writes
-            return False
-        with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-            if digest.startswith("sha256:"):
-                return content_digest(data) == digest
-            return hashlib.blake2b(data, digest_size=16).hexdigest() == digest
+        if digest.startswith("sha256:"):
+            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}" == digest
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest() == digest
 
 
 def load_tensors(path: Path, kind: str, expected: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:

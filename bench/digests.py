@@ -4,8 +4,8 @@
 
 One process makes a store with the default backbone, then opens it anew and predicts photos, as `concm predict` does
 after its start: by turns with all checks and with none. Compared are the least times of all turns, of the processor and
-on the clock, since whoever else uses the machine only adds to them. `one` is a single photo, the worst case; `command`
-is the whole of `concm predict` for it.
+on the clock, since whoever else uses the machine only adds to them. `open` is opening without a photo, where all checks
+are; `one` is a single photo, the worst case; `command` is the whole of `concm predict` for it.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def unchecked() -> Iterator[None]:
 
 
 def predicted(path: Path, photos: list[Path]) -> tuple[float, float]:
-    """Seconds of processor time to open a store and predict, and seconds on the clock."""
+    """Seconds of processor time to open a store and predict, if there are photos, and seconds on the clock."""
     begun, clock = time.process_time(), time.perf_counter()
     with Classifier(path, device="cpu") as zoo:
-        zoo.predict(photos)
+        zoo.predict(photos) if photos else zoo.known()
     return time.process_time() - begun, time.perf_counter() - clock
 
 
@@ -112,10 +112,11 @@ def main() -> None:
             zoo.fit(work / "base")
         asked = sorted((work / "base").rglob("*.jpg"))[: options.asked]
         predicted(work / "store", asked[:1])  # the first prediction of a process warms up
+        bare = compared(work / "store", [], options.repeats)
         one = compared(work / "store", asked[:1], options.repeats)
-        rows = {"one": one, "many": compared(work / "store", asked, options.repeats // 4)}
+        rows = {"open": bare, "one": one, "many": compared(work / "store", asked, options.repeats // 4)}
         command = statistics.median(typed(work / "store", asked[0]) for _ in range(5))
-        share = (one["processor"]["checked"] - one["processor"]["unchecked"]) / command
+        share = (bare["processor"]["checked"] - bare["processor"]["unchecked"]) / command
         print(f"`concm predict` of one photo: {command:.2f} s, of which checks are {100 * share:.1f} %")
         size = sum(path.stat().st_size for path in (work / "store").rglob("*") if path.is_file())
     if options.json:

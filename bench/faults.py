@@ -26,7 +26,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -207,7 +206,7 @@ def main() -> None:
 
     progress.show()
     find_backbone(BACKBONE)  # so that stores may name it
-    begun, rows, chance = time.perf_counter(), {}, random.Random(options.seed)
+    rows, chance = {}, random.Random(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         store, inputs = Path(folder, "first"), Path(folder, "inputs")
         in_child(lambda: make_store(store), Path(folder, "said"))
@@ -227,10 +226,8 @@ def main() -> None:
             print(name, json.dumps(rows[name]), flush=True)
     outcomes = [outcome for row in rows.values() for mode in (*MODES, POWER) for outcome in row[mode]]
     if options.json:  # commands that were tried before in another run stay in the file
-        old = json.loads(options.json.read_text()) if options.json.exists() else {"commands": {}, "seconds": 0}
-        taken = round(old["seconds"] + time.perf_counter() - begun, 1)
-        told = about(seed=options.seed, seconds=taken)
-        options.json.write_text(json.dumps({**told, "commands": {**old["commands"], **rows}}, indent=1) + "\n")
+        old = json.loads(options.json.read_text())["commands"] if options.json.exists() else {}
+        options.json.write_text(json.dumps({**about(seed=options.seed), "commands": {**old, **rows}}, indent=1) + "\n")
     sys.exit(not set(outcomes) <= set(GOOD))
 
 

@@ -73,11 +73,12 @@ def test_standard_output_is_written_to_and_not_replaced(name, capfdbinary):
     assert capfdbinary.readouterr().out == b"to people"
 
 
-def test_a_digest_that_an_older_version_wrote_is_known():
+def test_a_digest_that_an_older_version_wrote_is_known(tmp_path):
     old = hashlib.blake2b(b"state", digest_size=16).hexdigest()
     for digest in (old, files.content_digest(b"state")):
-        assert files.has_digest(b"state", digest)
-        assert not files.has_digest(b"stale", digest)
+        for content in (b"state", b"stale", b""):
+            (tmp_path / "file").write_bytes(content)
+            assert files.has_digest(tmp_path / "file", digest) == (content == b"state")
 
 
 @given(st.data())

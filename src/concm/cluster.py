@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Self
 
 from concm.errors import ConcmError, Misuse
+from concm.progress import interruptible
 
 AHEAD = 1000
 """Jobs that are handed to Ray at a time, unless fewer are asked for."""
@@ -29,15 +31,17 @@ class Cluster:
     """
 
     def __init__(self, address: str = "ray") -> None:
-        self._ray = ray = _imported()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else news of killed workers go to standard output
+        self._ray = ray = _imported()
         self._begun = not ray.is_initialized()
+        if not self._begun:
+            return
+        named = os.environ.get("RAY_ADDRESS") if address == "ray" else address
+        # Ray logs failures of jobs that nobody waits for any more, as after Ctrl-C; all others come as exceptions.
+        quiet: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
         try:
-            if not self._begun:
-                return
-            named = os.environ.get("RAY_ADDRESS") if address == "ray" else address
-            with warnings.catch_warnings():
+            with interruptible(signal.SIGINT) as stop, warnings.catch_warnings():  # Ray may lose it as it starts
                 warnings.simplefilter("ignore")  # what goes wrong is told below, in a sentence
                 if named:
                     ray.init(named, **quiet)
@@ -46,6 +50,9 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
             ray.shutdown()
             raise ConcmError(f"cannot reach Ray at {address}: {error}".splitlines()[0]) from error
+        if stop:
+            self.__exit__()
+            raise KeyboardInterrupt
 
     def __enter__(self) -> Self:
         return self
@@ -53,7 +60,8 @@ class Cluster:
     def __exit__(self, *error: object) -> None:
         """Let go of the cluster; one that was started here ends."""
         if self._begun:
-            self._ray.shutdown()
+            with interruptible(signal.SIGINT):
+                self._ray.shutdown()
 
     def resource(self, name: str) -> float:
         """How much the cluster has of a resource: `CPU`, `GPU`."""
@@ -67,28 +75,33 @@ class Cluster:
         return "cuda" if has and wanted != "cpu" else "cpu"
 
     def ask(self, question: Callable[..., Any], *words: Any, gpus: float = 0) -> Any:
-        """What a function returns on one of the machines."""
-        return self._got(self._task(question, gpus).remote(*words))
+        """What a function returns on the first of the workers to answer.
+
+        As many are asked as may work at a time: so all begin to import what their jobs need, and at once.
+        """
+        task, workers = self._task(question, gpus), self.resource("GPU" if gpus else "CPU")
+        asked = [task.remote(*words) for _ in range(max(1, round(workers)))]
+        return self._got(self._ray.wait(asked)[0][0])
 
     def each(
         self, work: Work, shared: Any, jobs: Sequence[tuple[Any, ...]], *, gpus: float = 0, at_once: int | None = None
     ) -> Generator[tuple[int, Any], None, None]:
-        """The number and the result of each job as it is done; what is not done when the caller leaves is cancelled."""
+        """The number and the result of each job as it is done.
+
+        What is not done when the caller leaves ends with the connection, or runs on where Ray was there before; then
+        little is handed out at a time. It is not cancelled: Ray 2.60 aborts the process if a job is done just then.
+        """
         ray, task = self._ray, self._task(_run, gpus)
+        most = at_once or (AHEAD if self._begun else ahead(self, "cuda" if gpus else "cpu"))
         held = [ray.put(shared)]  # in a list Ray hands over the reference, so that a worker takes the object only once
         waiting, pending = deque(enumerate(jobs)), dict[Any, int]()
-        try:
-            while waiting or pending:
-                while waiting and len(pending) < (at_once or AHEAD):
-                    at, job = waiting.popleft()
-                    pending[task.remote(work, held, job)] = at
-                done, _ = ray.wait(list(pending))
-                for one in done:
-                    yield pending.pop(one), self._got(one)
-        finally:
-            for one in pending:
-                with suppress(Exception):  # the cluster may be what failed
-                    ray.cancel(one, force=True)
+        while waiting or pending:
+            while waiting and len(pending) < most:
+                at, job = waiting.popleft()
+                pending[task.remote(work, held, job)] = at
+            done, _ = ray.wait(list(pending))
+            for one in done:
+                yield pending.pop(one), self._got(one)
 
     def _task(self, work: Callable[..., Any], gpus: float) -> Any:
         # A process that had a GPU is used again too: what it shares is already there.

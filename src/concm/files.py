@@ -117,11 +117,15 @@ def content_digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def has_digest(data: bytes, digest: str) -> bool:
-    """Whether bytes have this digest, also one that an older concm wrote."""
-    if digest.startswith("sha256:"):
-        return content_digest(data) == digest
-    return hashlib.blake2b(data, digest_size=16).hexdigest() == digest
+def has_digest(path: Path, digest: str) -> bool:
+    """Whether a file has this digest, also one that an older concm wrote.
+
+    It is read, and not mapped into memory: a disk that fails while a map is read would end the process.
+    """
+    with path.open("rb") as file:
+        if digest.startswith("sha256:"):
+            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}" == digest
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest() == digest
 
 
 def load_tensors(path: Path, kind: str, expected: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -130,7 +134,7 @@ def load_tensors(path: Path, kind: str, expected: str | None = None) -> tuple[di
     """
     what = kind.rsplit("-", 1)[0].removeprefix("concm-")
     with loading(path, f"{what} file", "make it again or get another copy"):
-        if expected is not None and not has_digest(path.read_bytes(), expected):
+        if expected is not None and not has_digest(path, expected):
             raise ConcmError(f"{path} is damaged: it is not the {what} file that was written")
         head, tensors = _read(path)
         if head.get("kind") != kind:

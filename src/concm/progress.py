@@ -1,13 +1,16 @@
-"""Progress of long jobs, on standard error: a live bar in a terminal, a line now and then in a log, or nothing."""
+"""Long jobs: their progress on standard error (a live bar, a line now and then in a log, or nothing), and Ctrl-C."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -113,3 +116,28 @@ def steps(title: str, count: int) -> Iterator[Callable[[], object]]:
         yield lambda: next(ticks, None)
     finally:
         ticks.close()
+
+
+@contextmanager
+def interruptible(*signals: signal.Signals) -> Iterator[list[int]]:
+    """Ctrl-C, or a request to end, is put on a list, so that a job stops where it can; a second one breaks it off.
+
+    What this process was told to ignore, as in the background of a shell, stays ignored.
+    """
+    pressed: list[int] = []
+
+    def press(number: int, frame: FrameType | None) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
+    heard = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, press) for number in heard}
+    try:
+        yield pressed
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -9,7 +9,7 @@ import random
 import secrets
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from concm.classifier.proof import commit
 from concm.classifier.store import Store
 from concm.errors import ConcmError
 from concm.files import load_tensors, save_tensors
+from concm.report.classifier import card, show_classes
 from tests.support.photographs import picture, pictures
 from tests.support.zoo import opened
 
@@ -65,6 +66,7 @@ def every_use(store: Path) -> None:
         assert all(row.name and row.photos for row in zoo.classes)
         assert zoo.history
         zoo.store.evaluations()
+        card(zoo)
         zoo.learn({"okapi": pictures("okapi", 2, first=70)})
         zoo.undo()
         if wrong := zoo.verify():
@@ -122,6 +124,14 @@ def test_an_edited_database_is_refused_in_a_sentence(store, kind):
 def test_a_database_that_does_not_say_what_was_written_is_refused_at_once(store, kind):
     edited(store, EDITS[kind], sealed=False)
     assert "it does not say what was written" in refused(store)
+
+
+@pytest.mark.parametrize("tell", [card, show_classes])
+@pytest.mark.parametrize("edit", ["UPDATE store SET meta = '{}'", "UPDATE evaluations SET result = '{}'"])
+def test_what_is_told_of_a_store_is_told_of_a_damaged_one_in_a_sentence(store, tell, edit):
+    edited(store, edit)
+    with suppress(ConcmError), opened(store) as zoo:
+        tell(zoo)
 
 
 def test_a_name_that_is_no_text_is_refused(store):
@@ -251,15 +261,15 @@ def test_a_read_only_copy_with_changes_of_a_killed_process_is_read(used, tmp_pat
     used.learn({"yak": pictures("yak", 2)})
     copy = shutil.copytree(used.path, tmp_path / "copy", ignore=shutil.ignore_patterns("*-shm"))  # while it is open
     assert (copy / "store.db-wal").stat().st_size
-    connect = database.connect
+    connected = database._connected
 
     def without_shm(path: Path, name: str = "store.db", writable: bool = True) -> sqlite3.Connection:
         if path == copy:  # as where nothing may be written, which root cannot be told
-            raise ConcmError("unable to open database file")
-        return connect(path, name, writable)
+            raise sqlite3.OperationalError("unable to open database file")
+        return connected(path, name, writable)
 
     monkeypatch.setattr(database, "writable", lambda path: False)
-    monkeypatch.setattr(database, "connect", without_shm)
+    monkeypatch.setattr(database, "_connected", without_shm)
     with Store.open(copy) as store:
         assert [row.name for row in store.classes()][-2:] == ["okapi", "yak"]
 

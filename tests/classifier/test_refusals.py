@@ -81,6 +81,13 @@ def test_a_broken_photo_is_refused_when_fitting_and_no_store_is_made(tmp_path, n
     assert not (tmp_path / "zoo").exists()
 
 
+def test_a_place_where_no_store_can_be_made_is_found_out_before_any_photo_is_read(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConcmError, match=r"cannot make a store at .*: nothing may be written to"):
+        made(tmp_path / "file" / "zoo", {"cat": [b"no photo"], "dog": [b"no photo"]})
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
 def test_broken_photos_are_skipped_with_remarks(used, tmp_path):
     write_world(tmp_path / "photos", ("yak", "elk"), 3)
     for name, content in BROKEN.items():

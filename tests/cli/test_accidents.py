@@ -416,6 +416,7 @@ def test_a_full_disk_is_told_in_a_sentence_and_leaves_the_old_version(disk, taug
     zoo = shutil.copytree(taught, disk / "zoo")
     before = contents(zoo)
     filler = fill(disk, left)
+    assert "bear" in told(capsys, "predict", zoo, world / "asked" / "bear", "--backbone", BACKBONE)
     refusal(capsys, "learn", zoo, world / "heron", code=1)
     refusal(capsys, "fit", disk / "new", world / "base", "--backbone", BACKBONE, code=1)
     filler.unlink()

@@ -308,6 +308,12 @@ def test_a_bank_of_another_scenario_than_the_one_asked_for_is_refused(bank, tmp_
     assert call("bench", "folder", *asked) == 0
 
 
+def test_more_draws_than_anybody_can_wait_for_are_refused(bank, tmp_path, capsys):
+    said = refusal(capsys, *words(bank, tmp_path / "out", "--method", "ncm", draws=10**8), code=2)
+    assert said == "--draws must be at most 10,000, not 100,000,000"
+    assert not (tmp_path / "out").exists()
+
+
 def test_published_shots_that_are_not_there_are_refused(bank, tmp_path, capsys):
     said = refusal(capsys, *words(bank, tmp_path / "out", "--splits", tmp_path, "--method", "ncm"), code=1)
     assert said.startswith(f"no index list at {tmp_path / 'session_2.txt'}")

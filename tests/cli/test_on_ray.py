@@ -9,13 +9,16 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from concm import cluster
 from concm.errors import ConcmError, Misuse
 from concm.evaluation.bench import BankSource, finish, tasks_of
 from concm.evaluation.results import Result, machine
@@ -43,6 +46,37 @@ class Slow(NCM):
         Path({mark!r}).touch()
         import time
         time.sleep(600)
+"""
+
+
+ACCIDENTS = """
+import os, signal, time
+from pathlib import Path
+from concm.cluster import Cluster
+from concm.errors import ConcmError
+
+def wait_for(name):
+    while not Path({folder!r}, name).exists():
+        time.sleep(0.05)
+
+def work(shared, at):
+    if at == 0 and not Path({folder!r}, "killed").exists():
+        Path({folder!r}, "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if at > 0:
+        wait_for("first result")
+        Path({folder!r}, "failed").touch()
+        raise ConcmError("nobody waits for this")
+
+with Cluster() as cluster:
+    done = cluster.each(work, None, [(0,), (1,)])
+    next(done)
+    Path({folder!r}, "first result").touch()
+    wait_for("failed")
+    time.sleep(2)  # until that is known here
+    done.close()
+    del done
+    time.sleep(1)
 """
 
 
@@ -124,6 +158,61 @@ def test_a_machine_that_has_not_the_user_s_file_gets_it_with_the_task(bank, tmp_
     assert task.choice().source == before
 
 
+class FakeRay:
+    """Ray, in this process: it loses Ctrl-C as it starts, and does a job when its result is asked for."""
+
+    def __init__(self, running: bool = False) -> None:
+        self.running, self.handed = running, 0
+
+    def is_initialized(self) -> bool:
+        return self.running
+
+    def init(self, *_: object, **__: object) -> None:
+        self.running = True
+        with suppress(KeyboardInterrupt):  # as in what Python does after a fork
+            signal.raise_signal(signal.SIGINT)
+
+    def shutdown(self) -> None:
+        self.running = False
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def put(self, value: object) -> object:
+        return value
+
+    def remote(self, **_: object):
+        return lambda work: SimpleNamespace(remote=self._handed)
+
+    def _handed(self, *job: object) -> object:
+        self.handed += 1
+        return self.handed
+
+    def wait(self, asked: list) -> tuple[list, list]:
+        return asked[:1], asked[1:]
+
+    def get(self, job: object) -> object:
+        return None
+
+
+def test_ctrl_c_while_ray_starts_is_not_lost_and_ray_ends(monkeypatch):
+    fake = FakeRay()
+    monkeypatch.setattr(cluster, "_imported", lambda: fake)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.Cluster()
+    assert not fake.running
+
+
+def test_a_cluster_that_was_there_before_is_not_left_with_many_jobs(monkeypatch):
+    fake = FakeRay(running=True)
+    monkeypatch.setattr(cluster, "_imported", lambda: fake)
+    fake.exceptions = SimpleNamespace(RayTaskError=(), RayError=())
+    with cluster.Cluster() as joined, closing(joined.each(print, None, [(at,) for at in range(100)])) as done:
+        next(done)
+    assert fake.handed <= 5
+    assert fake.running
+
+
 @needs_ray
 @pytest.mark.slow
 def test_ctrl_c_ends_what_runs_on_a_cluster_and_keeps_what_is_finished(bank, tmp_path):
@@ -141,6 +230,15 @@ def test_ctrl_c_ends_what_runs_on_a_cluster_and_keeps_what_is_finished(bank, tmp
     assert code == 1
     assert sentence(said) == "interrupted; finished runs are in out, the same command does the rest"
     assert all(Result.load(file).summary for file in (tmp_path / "out").glob("folder-*.json"))
+
+
+@needs_ray
+@pytest.mark.slow
+def test_ray_itself_says_nothing_of_killed_workers_and_of_jobs_that_nobody_waits_for(tmp_path):
+    program = ACCIDENTS.format(folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment(), check=True)
+    assert (tmp_path / "killed").exists()
+    assert (done.stdout, done.stderr) == (b"", b"")
 
 
 @pytest.fixture(scope="module")

@@ -118,6 +118,7 @@ def test_a_name_without_photos_is_refused_with_what_was_meant(zoo, world, tmp_pa
 
 def test_photos_must_be_given_to_predict(zoo, capsys):
     assert "takes photos after the store" in refusal(capsys, "predict", zoo, code=2)
+    assert refusal(capsys, "predict", zoo, "", code=2) == "an empty word is no photo; the current folder is `.`"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -87,50 +87,61 @@ def opened(path: Path) -> tuple[sqlite3.Connection | None, tempfile.TemporaryDir
     There is no connection where nothing may be written: every read then makes one of its own.
     """
     with sentences(path):
-        if writable(path):
-            db = connect(path)
-            try:
-                db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-                return db, None
-            except sqlite3.OperationalError:  # as on a full disk, where SQLite cannot coordinate with writers
-                db.close()
-            except sqlite3.Error:
-                db.close()
-                raise
-        copy = _copied(path)
-        return (None if copy is None else connect(Path(copy.name))), copy
+        with suppress(sqlite3.OperationalError):  # as on a full disk, where SQLite cannot coordinate with writers
+            if writable(path):
+                return _tried(path), None
+        with suppress(sqlite3.OperationalError):  # to read a WAL, as after a killed process, takes a file beside it
+            if (path / "store.db-wal").exists():
+                _tried(path, writable=False).close()
+            return None, None
+        return _copied(path)
 
 
-def _copied(path: Path) -> tempfile.TemporaryDirectory[str] | None:
-    """A private copy of a database whose WAL has changes of a killed process: to read them takes a file beside it."""
-    wal = path / "store.db-wal"
-    if not wal.exists() or not wal.stat().st_size:
-        return None
+def _copied(path: Path) -> tuple[sqlite3.Connection, tempfile.TemporaryDirectory[str]]:
+    """A private copy of a database and its WAL, and a connection to it."""
+    copy = tempfile.TemporaryDirectory(prefix="concm-")
     try:
-        with closing(connect(path, writable=False)) as db:
-            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        return None
-    except (sqlite3.OperationalError, ConcmError):
-        copy = tempfile.TemporaryDirectory(prefix="concm-")
-        for name in (file(path), wal):
-            shutil.copyfile(name, Path(copy.name, name.name))
-        return copy
+        for name in ("store.db", "store.db-wal"):
+            shutil.copyfile(path / name, Path(copy.name, name))
+        return _tried(Path(copy.name)), copy
+    except OSError as error:
+        copy.cleanup()
+        why = f"its database cannot be copied to {copy.name} ({error.strerror or error})"
+        raise ConcmError(f"cannot use the store at {path}: {why}") from error
+    except sqlite3.Error:
+        copy.cleanup()
+        raise
 
 
 def connect(path: Path, name: str = "store.db", writable: bool = True) -> sqlite3.Connection:
     """A connection without transactions of its own; one that only reads leaves no file behind."""
+    with sentences(path):
+        return _connected(path, name, writable)
+
+
+def _connected(path: Path, name: str = "store.db", writable: bool = True) -> sqlite3.Connection:
     address = (path / name).absolute().as_uri() + "?mode=" + ("rw" if writable else "ro")
     if not writable and not (path / f"{name}-wal").exists():
         address += "&immutable=1"  # without it SQLite wants to make files in the folder, to coordinate with writers
-    with sentences(path):
-        db = sqlite3.connect(address, BUSY, isolation_level=None, check_same_thread=False, uri=True)
-        try:
-            db.execute("PRAGMA foreign_keys = ON")
-            db.execute("PRAGMA synchronous = FULL")
-        except sqlite3.Error:
-            db.close()
-            raise
-        return db
+    db = sqlite3.connect(address, BUSY, isolation_level=None, check_same_thread=False, uri=True)
+    try:
+        db.execute("PRAGMA foreign_keys = ON")
+        db.execute("PRAGMA synchronous = FULL")
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+def _tried(path: Path, writable: bool = True) -> sqlite3.Connection:
+    """A connection by which something was read."""
+    db = _connected(path, writable=writable)
+    try:
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
 
 
 def schema(db: sqlite3.Connection, path: Path) -> int:

@@ -31,7 +31,7 @@ def refuse_unwritable(path: str | Path) -> None:
     place = Path(path).absolute()
     while not place.exists():
         place = place.parent
-    if not os.access(place, os.W_OK):
+    if not place.is_dir() or not os.access(place, os.W_OK):
         raise ConcmError(f"cannot make a store at {path}: nothing may be written to {place}")
 
 

@@ -45,5 +45,5 @@ class Made:
             return
         if not file.is_file():
             raise ConcmError(f"{file} is missing, which the store's photos were seen with")
-        if not has_digest(file.read_bytes(), self.file):
+        if not has_digest(file, self.file):
             raise ConcmError(f"{file} is damaged: it is not the backbone file that was written")

@@ -327,6 +327,9 @@ class Store:
         if not database.writable(self.path):
             self._same()
             raise ConcmError(f"cannot write to the store at {self.path}: it is read-only; work on a copy of it")
+        if self._copy is not None:
+            why = "SQLite could write nothing there when it was opened"
+            raise ConcmError(f"cannot write to the store at {self.path}: {why}; make room and try again")
         with (
             database.locked(self.path, waiting, timeout),
             database.sentences(self.path),

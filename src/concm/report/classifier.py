@@ -6,12 +6,14 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from concm.backbones.encoder import Identity
+from concm.classifier import database
 from concm.classifier.classifier import Classifier
 from concm.classifier.evaluation import Evaluation
+from concm.classifier.made import Made
 from concm.classifier.prediction import Prediction
+from concm.classifier.proof import DATABASE
+from concm.errors import loading
 from concm.files import write_whole
 from concm.records import from_json
 from concm.report.tables import print_whole, ruled, say
@@ -30,8 +32,8 @@ def show_prediction(prediction: Prediction) -> None:
 
 def show_classes(classifier: Classifier) -> None:
     """Classes and history."""
-    meta = classifier.store.meta
-    say(f"{classifier.path}: version {classifier.version}, backbone {meta['backbone']} ({meta['encoder']['weights']})")
+    made = Made.of(classifier.store)
+    say(f"{classifier.path}: version {classifier.version}, backbone {made.backbone} ({made.encoder.weights})")
     classes = ruled("class", "photos", "since version", "learned", title="")
     for row in classifier.classes:
         learned = "base" if row.base else "later" if row.photos else "by its name"
@@ -49,7 +51,7 @@ def show_classes(classifier: Classifier) -> None:
 
 def reasons(classifier: Classifier) -> list[str]:
     """What was chosen for this store, and why, in sentences."""
-    known, tried = classifier.known(), classifier.store.meta.get("rehearsal") or {}
+    known, tried = classifier.known(), Made.of(classifier.store).rehearsal
     settings, point = known.engine.settings, known.engine.point
     told = [f"names are trusted by a factor of {settings.trust:g}"]
     if tried:
@@ -133,20 +135,21 @@ def figures(result: Evaluation) -> list[tuple[str, str]]:
 
 def card(classifier: Classifier) -> str:
     """A Markdown card: what this classifier is, what it was taught, how well it does, how to load it."""
-    meta, classes, history = classifier.store.meta, classifier.classes, classifier.history
-    encoder = meta["encoder"]
+    made, classes, history = Made.of(classifier.store), classifier.classes, classifier.history
+    pixels = made.encoder.transform.size if made.encoder.transform else "any number of"
+    licence = f"; licence of the weights: {made.licence}" if made.licence else ""
     base = sum(row.base for row in classes)
     lines = [
         f"# {classifier.path.resolve().name}",
         "",
         f"An image classifier of {len(classes)} classes ({base} from the start, {len(classes) - base} learned later), "
-        f"version {classifier.version}, made with concm {meta['concm']}: a frozen backbone, and classes that are added "
+        f"version {classifier.version}, made with concm {made.concm}: a frozen backbone, and classes that are added "
         "from a few photos each without retraining it (ConCM, few-shot class-incremental learning).",
         "",
         "## Backbone",
         "",
-        f"`{meta['backbone']}`, weights `{encoder['weights']}`, {encoder['transform']['size']} pixels, "
-        f"forward passes per picture: {Identity.read(encoder).passes}{_licence(meta)}.",
+        f"`{made.backbone}`, weights `{made.encoder.weights}`, {pixels} pixels, "
+        f"forward passes per picture: {made.encoder.passes}{licence}.",
         "",
         "## Evaluation",
         "",
@@ -154,7 +157,8 @@ def card(classifier: Classifier) -> str:
     measured = classifier.store.evaluations()
     if measured:
         row = measured[-1]
-        result = from_json(Evaluation, row.result)
+        with loading(database.file(classifier.path), *DATABASE):
+            result = from_json(Evaluation, row.result)
         behind = (
             "" if row.version == classifier.version else f" (of version {row.version}: what came later is not in it)"
         )
@@ -191,10 +195,6 @@ def card(classifier: Classifier) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _licence(meta: Mapping[str, Any]) -> str:
-    return f"; licence of the weights: {meta['licence']}" if meta.get("licence") else ""
 
 
 def _when(created: str) -> str:

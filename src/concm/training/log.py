@@ -1,15 +1,12 @@
-"""The log of a running base session, and how it is asked to stop."""
+"""The log of a running base session."""
 
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -98,24 +95,3 @@ class Log:
         if self.board is not None:
             for name, value in row.items():
                 self.board.add_scalar(name, value, row["step"])
-
-
-@contextmanager
-def interruptible() -> Iterator[list[int]]:
-    """Let Ctrl-C or a request to end stop the loop between two steps; a second one breaks off at once."""
-    pressed: list[int] = []
-
-    def press(number: int, frame: FrameType | None) -> None:
-        if pressed:
-            raise KeyboardInterrupt
-        pressed.append(number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed
-        return
-    before = {number: signal.signal(number, press) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield pressed
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

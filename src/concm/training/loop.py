@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -28,12 +29,12 @@ from concm.data.augment import RANDOMS
 from concm.data.dataset import Dataset
 from concm.engine.descent import half_cosine
 from concm.errors import ConcmError, Misuse, enough_memory, in_a_line
-from concm.progress import bar
+from concm.progress import bar, interruptible
 from concm.records import to_json
 from concm.training import checkpoint
 from concm.training.distributed import GlobalBatchNorm2d, in_one_graph
 from concm.training.feed import Feed
-from concm.training.log import Log, Meter, interruptible
+from concm.training.log import Log, Meter
 from concm.training.objective import Objective, Stage, TwoViews
 from concm.training.recipe import Recipe, Schedule
 
@@ -107,7 +108,7 @@ class BaseRun:
         saved = time.perf_counter()
         log = Log(self.out, fabric.is_global_zero, self.tensorboard, start)
         whole = in_one_graph() if self.compiled else nullcontext()
-        with interruptible() as stop, log, whole, bar(transient=False) as progress:
+        with interruptible(signal.SIGINT, signal.SIGTERM) as stop, log, whole, bar(transient=False) as progress:
             task = progress.add_task("base session", total=steps, completed=start, note="")
             for step, (pixels, labels) in enumerate(feed.batches(self._orders(start, steps, an_epoch)), start):
                 rate = recipe.lr * _schedule(step, steps, min(recipe.warmup, recipe.epochs / 4) * an_epoch)

@@ -200,7 +200,8 @@ class Encoder:
 
     @torch.inference_mode()
     def _features(self, looks: Iterable[Tensor]) -> Tensor:
-        looks = (images.contiguous(memory_format=torch.channels_last) for images in looks)
+        if not isinstance(self._quick, (fast.Fast, onnx.OnnxNetwork)):  # which take pictures as they are
+            looks = (images.contiguous(memory_format=torch.channels_last) for images in looks)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             return readings.read(self._quick, looks, blocks=self.blocks, turns=self.turns)
 

@@ -41,4 +41,4 @@ class Transform:
         """(n, h, w, 3) uint8 as cached → (n, 3, size, size) normalised, as at test time."""
         edge = (self.resize - self.size) // 2
         square = pixels[:, edge : edge + self.size, edge : edge + self.size]
-        return self.normalise(square.permute(0, 3, 1, 2).float() / 255)
+        return self.normalise(square.permute(0, 3, 1, 2).contiguous().float() / 255)  # bytes are turned round fastest

@@ -93,8 +93,6 @@ def whitened(features: Tensor, base: BaseSession, shrinkage: float, seen: Tensor
 
 
 def _weighted(unit: Sequence[Tensor], weights: Tensor) -> Tensor:
-    if len(unit) == 1:  # it has unit length already, and nothing to be weighed against
-        return unit[0]
     return F.normalize(torch.cat([weight * own for weight, own in zip(weights, unit, strict=True)], -1), dim=-1)
 
 

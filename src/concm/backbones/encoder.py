@@ -123,7 +123,7 @@ class Encoder:
         """The widths of the readings that stand side by side in a feature, found by trying an empty picture."""
         training = self.network.training
         images = torch.zeros(1, 3, self.transform.size, self.transform.size, device=self.device)
-        with torch.inference_mode():
+        with cores.one_thread(), torch.inference_mode():
             try:
                 found = readings.pooled(self._quick.eval(), images, self.blocks)
             finally:

@@ -166,9 +166,7 @@ class Encoder:
             ids = images.ids[start : start + batch]
             parts.append(self.views(pixels, ids, views, seed, kind) if views else self(pixels))
             tick(len(rows))
-        if parts:
-            return torch.cat(parts)
-        return torch.empty(0, *([views] if views else []), sum(self.layout))
+        return torch.cat(parts) if parts else torch.empty(0, *([views] if views else []), sum(self.layout))
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(n, h, w, 3) uint8 → (n, d) float32 on the CPU."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import socket
+from contextlib import suppress
+from urllib.parse import urlsplit
 
 import pytest
 from PIL import Image
@@ -12,7 +14,20 @@ from starlette.testclient import TestClient
 from concm.errors import ConcmError, Misuse
 from concm.server.app import _listening, is_loopback, serve
 from concm.server.security import HEADERS, Hosts, Keys
-from tests.support.serving import BEARER, HOST, KEYS, ORIGIN, TOKEN, browser, client, own_page, png, sent, several
+from tests.support.serving import (
+    BEARER,
+    HOST,
+    KEYS,
+    ORIGIN,
+    TOKEN,
+    browser,
+    client,
+    own_page,
+    png,
+    running,
+    sent,
+    several,
+)
 
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><script>alert(1)</script></svg>'
 
@@ -308,6 +323,18 @@ def test_answers_are_not_held_back_until_the_other_side_says_that_it_got_their_b
     """asyncio switches Nagle's algorithm off for sockets that name TCP, and for those only."""
     with _listening("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_headers_that_never_end_do_not_fill_the_memory(store):
+    """Some packages that read HTTP take any number of them, before anybody could ask for a token."""
+    with running(store) as address, socket.create_connection(("127.0.0.1", urlsplit(address).port), 10) as line:
+        said = b""
+        with suppress(ConnectionError):  # it hangs up, perhaps before its answer is read
+            line.sendall(b"GET /healthz HTTP/1.1\r\n")
+            for number in range(200):
+                line.sendall(b"X-%d: %s\r\n" % (number, b"x" * 10_000))
+            said = line.recv(100)
+    assert not said or said.startswith(b"HTTP/1.1 400")
 
 
 def test_a_program_needs_no_cookie_and_no_csrf_token(program):

@@ -14,7 +14,7 @@ import uvicorn
 from PIL import Image
 from starlette.testclient import TestClient
 
-from concm.server.app import LOOPBACK, _listening, application
+from concm.server.app import LOOPBACK, _listening, application, configured
 from concm.server.desk import Desk
 from concm.server.security import Hosts, Keys
 from tests.support.photographs import BACKBONE, picture
@@ -70,7 +70,7 @@ def running(store: Path) -> Iterator[str]:
     with _listening("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         guard = application(Desk(store, BACKBONE, "cpu"), KEYS, Hosts(LOOPBACK, port))
-        server = uvicorn.Server(uvicorn.Config(guard, log_config=None, access_log=False, ws="none"))
+        server = uvicorn.Server(configured(guard))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         while not server.started and thread.is_alive():

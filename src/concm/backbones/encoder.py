@@ -123,7 +123,7 @@ class Encoder:
         """The widths of the readings that stand side by side in a feature, found by trying an empty picture."""
         training = self.network.training
         images = torch.zeros(1, 3, self.transform.size, self.transform.size, device=self.device)
-        with torch.inference_mode():
+        with cores.one_thread(), torch.inference_mode():
             try:
                 found = readings.pooled(self._quick.eval(), images, self.blocks)
             finally:
@@ -166,9 +166,7 @@ class Encoder:
             ids = images.ids[start : start + batch]
             parts.append(self.views(pixels, ids, views, seed, kind) if views else self(pixels))
             tick(len(rows))
-        if parts:
-            return torch.cat(parts)
-        return torch.empty(0, *([views] if views else []), sum(self.layout))
+        return torch.cat(parts) if parts else torch.empty(0, *([views] if views else []), sum(self.layout))
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(n, h, w, 3) uint8 → (n, d) float32 on the CPU."""
@@ -200,7 +198,8 @@ class Encoder:
 
     @torch.inference_mode()
     def _features(self, looks: Iterable[Tensor]) -> Tensor:
-        looks = (images.contiguous(memory_format=torch.channels_last) for images in looks)
+        if not isinstance(self._quick, (fast.Fast, onnx.OnnxNetwork)):  # which take pictures as they are
+            looks = (images.contiguous(memory_format=torch.channels_last) for images in looks)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             return readings.read(self._quick, looks, blocks=self.blocks, turns=self.turns)
 

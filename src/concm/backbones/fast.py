@@ -16,8 +16,8 @@ from concm.backbones.efficientnet_lite import EfficientNetLite
 from concm.backbones.onnx import session
 
 OPSET = 17
-BATCH = 16
-"""Pictures at a time; more are no faster, and their maps fill the memory."""
+BATCH = 2
+"""Pictures at a time: the maps of more leave the core's own memory before the next layer reads them."""
 
 
 class Fast(nn.Module):

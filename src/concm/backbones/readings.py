@@ -47,7 +47,7 @@ def looks_at(pixels: Tensor, transform: Transform, count: int = 1) -> Iterator[T
 
 
 def _looks(pixels: Tensor, transform: Transform) -> Iterator[Tensor]:
-    images = transform.centre(pixels)
+    images = transform.normalise(transform.cut(pixels).contiguous().float() / 255)  # bytes are put in order fastest
     yield images
     yield images.flip(3)
     size, slack = transform.size, transform.resize - transform.size

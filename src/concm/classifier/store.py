@@ -128,7 +128,7 @@ class Store:
     @property
     def version(self) -> int:
         """The current version, 0 for an empty store; cheap, so that predicting processes can poll it."""
-        with self._reading() as db:
+        with self._using() as db:
             return current(db)
 
     def classes(self) -> list[ClassRow]:
@@ -307,15 +307,23 @@ class Store:
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """One read transaction: all that is read in it is of one version."""
-        with self._mutex, database.sentences(self.path), loading(database.file(self.path), *DATABASE):
-            self._same()
-            db = self._db or database.connect(self.path, writable=False)
+        with self._using() as db:
             try:
                 db.execute("BEGIN")
                 yield db
             finally:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
+
+    @contextmanager
+    def _using(self) -> Iterator[sqlite3.Connection]:
+        """A connection to read from, for one thread at a time."""
+        with self._mutex, database.sentences(self.path), loading(database.file(self.path), *DATABASE):
+            self._same()
+            db = self._db or database.connect(self.path, writable=False)
+            try:
+                yield db
+            finally:
                 if self._db is None:
                     db.close()
 

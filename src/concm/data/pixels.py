@@ -108,7 +108,7 @@ def rgb(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         layers = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def square(image: Image.Image, side: int) -> Image.Image:

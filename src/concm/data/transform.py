@@ -39,6 +39,9 @@ class Transform:
 
     def centre(self, pixels: Tensor) -> Tensor:
         """(n, h, w, 3) uint8 as cached → (n, 3, size, size) normalised, as at test time."""
+        return self.normalise(self.cut(pixels).float() / 255)
+
+    def cut(self, pixels: Tensor) -> Tensor:
+        """(n, h, w, 3) uint8 as cached → the central (n, 3, size, size) of it, in the order that it has in memory."""
         edge = (self.resize - self.size) // 2
-        square = pixels[:, edge : edge + self.size, edge : edge + self.size]
-        return self.normalise(square.permute(0, 3, 1, 2).float() / 255)
+        return pixels[:, edge : edge + self.size, edge : edge + self.size].permute(0, 3, 1, 2)

@@ -101,19 +101,24 @@ def serve(
         proxies = frozenset(name.lower() for name in allow)
         desk = Desk(store, backbone, device)
         hosts = Hosts(LOOPBACK | {host.lower()}, port, addresses=not is_loopback(host), proxies=proxies)
-        config = uvicorn.Config(
-            application(desk, keys, hosts),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            ws="none",
-            timeout_graceful_shutdown=5,
-        )
         shown = _own_address() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         ready(f"http://{shown}:{port}/?token={keys.token}")
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-        uvicorn.Server(config).run(sockets=[listener])
+        uvicorn.Server(configured(application(desk, keys, hosts))).run(sockets=[listener])
+
+
+def configured(app: Guard) -> uvicorn.Config:
+    """How HTTP is spoken: by h11, also where httptools is installed, which takes headers that never end."""
+    return uvicorn.Config(
+        app,
+        http="h11",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        timeout_graceful_shutdown=5,
+    )
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -43,10 +43,8 @@ class Head:
         return self.structure.shape[1] > 0
 
     def read(self, features: Tensor) -> Tensor:
-        """Unit vectors (n, d) in the metric; where there is one reading, its length and weight say nothing."""
-        if len(self.metric) > 1:
-            return measured(features, self.metric, self.weights)
-        return F.normalize(features @ self.metric[0] if self.metric else features)
+        """Unit vectors (n, d) in the metric."""
+        return measured(features, self.metric, self.weights) if self.metric else F.normalize(features)
 
     def structural(self, unit: Tensor) -> Tensor:
         """Mean over the projectors of the cosines (n, classes) to their structures."""

@@ -98,6 +98,8 @@ def whitened(features: Tensor, base: BaseSession, shrinkage: float, seen: Tensor
 
 
 def _weighted(unit: Sequence[Tensor], weights: Tensor) -> Tensor:
+    if len(unit) == 1:  # whose weight says nothing
+        return unit[0]
     return F.normalize(torch.cat([weight * own for weight, own in zip(weights, unit, strict=True)], -1), dim=-1)
 
 

@@ -82,7 +82,13 @@ def test_a_look_inside_survives_its_file_and_fits_the_bank(tmp_path):
     bank = make_bank()
     look = probe(bank, "concm:base_steps=2,steps=2")
     save([look], tmp_path / "probes.json")
-    assert load(tmp_path / "probes.json") == [look]
+    (again,) = load(tmp_path / "probes.json")
+    assert (again.method, again.confusion, again.space.kind) == (look.method, look.confusion, look.space.kind)
+    assert again.within == pytest.approx(look.within, rel=1e-3)
+    assert again.space.x == pytest.approx(look.space.x, rel=1e-3)
+    plain = probe(bank, "concm:base_steps=2,steps=2", pictures=False)
+    assert (plain.within, plain.prototypes) == (look.within, look.prototypes)
+    assert plain.confusion == plain.embeddings == plain.space.x == []
     novel = list(bank.scenario.names[bank.scenario.base :])
     assert look.prototypes.names == novel
     assert len(look.prototypes.calibrated) == len(look.prototypes.accuracy) == len(novel)

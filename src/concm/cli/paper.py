@@ -101,11 +101,10 @@ def run(
         looks = results / PROBES.format(experiment.scenario)
         if experiment.name == experiment.scenario and not looks.exists():
             bank, labels = source.bank(), paper.looked_at()
+            near = asked_for if on == "here" else "cpu"
             shown = track(labels, "looking inside single runs")
-            probe.save(
-                [probe.probe(bank, label, at=seed, device=asked_for if on == "here" else "cpu") for label in shown],
-                looks,
-            )
+            seen = [probe.probe(bank, label, at=seed, device=near, pictures=label == labels[0]) for label in shown]
+            probe.save(seen, looks)
             text.say(f"wrote {looks}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,18 +75,18 @@ class Probe:
     embeddings: list[Points]
 
 
-def probe(bank: Bank, label: str, *, at: int = 0, device: str = "cpu") -> Probe:
-    """Run a form of ConCM on one draw, and look."""
+def probe(bank: Bank, label: str, *, at: int = 0, device: str = "cpu", pictures: bool = True) -> Probe:
+    """Run a form of ConCM on one draw, and look; without `pictures`, at what tables need alone."""
     choice = choose(label)
     method = choice.build(seed=at, device=device)
     if not isinstance(method, Engine):
         raise Misuse(f"{label} is no form of concm, so there are no prototypes and projectors to look at")
-    pictures, wanted = [], {1, max(1, bank.scenario.sessions // 2), bank.scenario.sessions}
+    embeddings, wanted = [], {1, max(1, bank.scenario.sessions // 2), bank.scenario.sessions}
     for session in sessions(bank, draw(bank, at)):
         teach(method, granted(session, choice.needs))
-        if session.index in wanted:
+        if pictures and session.index in wanted:
             classes = [*range(min(5, bank.scenario.base)), *list(session.classes)[:5]]
-            pictures.append(_embedding(method, bank, classes, f"session {session.index}"))
+            embeddings.append(_embedding(method, bank, classes, f"session {session.index}"))
     test, seen = bank.test, len(method.names)
     predicted = method.scores(test.features).argmax(1).cpu()
     matrix = confusion(test.labels, predicted, seen)
@@ -98,9 +99,9 @@ def probe(bank: Bank, label: str, *, at: int = 0, device: str = "cpu") -> Probe:
         between=between,
         flops=flops(bank),
         prototypes=_prototypes(method, bank, matrix),
-        confusion=matrix.tolist(),
-        space=_space(method, bank),
-        embeddings=pictures,
+        confusion=matrix.tolist() if pictures else [],
+        space=_space(method, bank) if pictures else Points("", [], [], [], []),
+        embeddings=embeddings,
     )
 
 
@@ -120,8 +121,16 @@ def flops(bank: Bank) -> int | None:
 
 
 def save(probes: list[Probe], path: Path) -> None:
-    """Write them whole."""
-    write_whole(path, (json.dumps([to_json(entry) for entry in probes]) + "\n").encode())
+    """Write them whole, with as many digits as can be seen."""
+    write_whole(path, (json.dumps(_short([to_json(entry) for entry in probes])) + "\n").encode())
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {name: _short(own) for name, own in value.items()}
+    return [_short(own) for own in value] if isinstance(value, list) else value
 
 
 def load(path: Path) -> list[Probe]:

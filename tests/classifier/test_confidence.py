@@ -197,7 +197,7 @@ def base(follow: bool, more: tuple[str, ...] = ()) -> SimpleNamespace:
     mean = looks(follow, more)
     random = torch.Generator().manual_seed(4)
     truth = torch.arange(len(NAMES)).repeat_interleave(16)
-    features = mean[truth] + 0.25 * torch.randn(len(truth), 24, generator=random)
+    features = mean[truth] + 0.15 * torch.randn(len(truth), 24, generator=random)
     return SimpleNamespace(
         session=BaseSession.of(Session(0, range(len(NAMES)), NAMES, features, truth)), mean=mean, random=random
     )

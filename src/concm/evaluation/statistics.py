@@ -279,7 +279,7 @@ class Table:
 
     def save(self, path: Path) -> None:
         """Write it whole."""
-        write_whole(path, (json.dumps(to_json(self), indent=1) + "\n").encode())
+        write_whole(path, (json.dumps(to_json(self), separators=(",", ":")) + "\n").encode())
 
     @classmethod
     def load(cls, path: Path) -> Table:

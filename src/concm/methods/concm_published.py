@@ -156,7 +156,8 @@ class ConCMPublished(Learner):
             )
         renew()
         self._match(feed)
-        self._descend(feed, renew, settings.align_epochs, settings.align_lr, floor=1e-5)
+        passes = max(1.0, int(base.counts.sum()) / len(images))  # a bank may hold a part of the base images
+        self._descend(feed, renew, round(settings.align_epochs * passes), settings.align_lr, floor=1e-5)
 
     def learn(self, session: Session) -> None:
         """Match the structure to all classes, and the projector to it, on samples that are renewed in every epoch."""

@@ -42,7 +42,7 @@ from concm.classifier.folders import Nested, Similar, beside, refuse_similar
 from concm.classifier.lesson import Lesson
 from concm.classifier.made import Made
 from concm.classifier.photos import Picture, by_class, checked_name, printable
-from concm.classifier.prediction import Known, Prediction, Predictions, check_rate, listed, many, whole
+from concm.classifier.prediction import Known, Prediction, Predictions, check_rate, listed, many, threads, whole
 from concm.classifier.rehearsal import Plan, rehearse
 from concm.classifier.rows import ClassRow, PhotoRow, VersionRow, state_file
 from concm.classifier.store import Store
@@ -637,7 +637,8 @@ class Classifier:
             (tensors, state), names = self.store.state(), [row.name for row in self.classes]
             if self.store.version == version:
                 break
-        with loading(state_file(self.path, version), "state of a classifier", "step back with undo"):
+        file = state_file(self.path, version)
+        with threads(len(names)), loading(file, "state of a classifier", "step back with undo"):
             engine = Engine(from_json(Settings, state["settings"]), seed=Made.of(self.store).seed, device=self.device)
             return Known.of(version, engine, tensors, names)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from concm.classifier.confidence import ENOUGH, Confidence, familiarity
+from concm.classifier.evaluation import auroc
 from concm.classifier.export import KIND
 from concm.classifier.rehearsal import ENOUGH_CLASSES, TRUSTS, rehearse
 from concm.engine.concm import Engine
@@ -56,11 +57,25 @@ def test_probabilities_add_up_and_keep_the_order():
 
 @pytest.mark.parametrize("temperature", [0.02, 0.05, 0.15])
 def test_probabilities_come_true(temperature):
-    judge = Confidence.usual(*known_scores(3000, temperature=temperature))
+    tried = known_scores(3000, temperature=temperature)
+    judge = Confidence.usual(*tried).adapt(*tried)
     assert float(judge.temperature) == pytest.approx(temperature, rel=0.15)
     scores, truth = known_scores(4000, temperature=temperature, seed=1)
     best = judge.probabilities(scores).max(1)
     assert float((best.indices == truth).double().mean()) == pytest.approx(float(best.values.mean()), abs=0.03)
+
+
+def test_photos_that_are_all_easy_do_not_make_it_certain_whatever_their_number():
+    tried = lifted(2000, 1.2)
+    careful, given = Confidence.usual(*tried), Confidence.usual(*tried).adapt(*tried)
+    assert (tried[0].argmax(1) == tried[1]).all()
+    assert careful.temperature > 2 * given.temperature
+
+
+def test_where_photos_are_hard_the_same_doubt_changes_little():
+    tried = known_scores(2000, temperature=0.05)
+    careful, given = Confidence.usual(*tried), Confidence.usual(*tried).adapt(*tried)
+    assert float(careful.temperature) == pytest.approx(float(given.temperature), rel=0.1)
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.05, 0.2])
@@ -87,6 +102,40 @@ def test_a_photo_that_looks_like_several_classes_is_stranger_than_one_that_looks
     assert judge.familiarity(torn) < judge.familiarity(clear)
 
 
+def test_a_photo_is_strange_by_what_is_usual_in_the_class_that_it_is_taken_for():
+    tight = torch.arange(CLASSES) < CLASSES // 2  # photos of these classes have all high scores, others have not
+
+    def seen(seed: int, short: float = 0.0) -> tuple[Tensor, Tensor]:
+        scores, truth = lifted(1500, 0.6, seed)
+        return scores + F.one_hot(truth, CLASSES) * (0.4 * tight[truth] - short)[:, None], truth
+
+    judge = Confidence.usual(*seen(0))
+    fresh, strange = seen(1), seen(2, short=0.2)
+    by_class = judge.familiarity(fresh[0]), judge.familiarity(strange[0])
+    flat = torch.zeros_like(judge.offset)
+    alike = (familiarity(scores, flat, judge.centre, judge.width) for scores in (fresh[0], strange[0]))
+    assert auroc(*by_class) > auroc(*alike) + 0.03
+    for kind in (tight, ~tight):  # no kind of class is refused much more often than was asked for
+        assert float((by_class[0][kind[fresh[1]]] < judge.threshold(0.05)).double().mean()) < 0.08
+
+
+def test_a_class_of_which_nothing_was_tried_is_as_all_others_are():
+    scores, truth = lifted(300, 0.6)
+    scores, truth = scores[truth > 0], truth[truth > 0]
+    offset = Confidence.usual(scores, truth).offset
+    assert offset.shape == (CLASSES, 2)
+    assert not offset[0].any()
+    assert offset[1:].all()
+
+
+def test_a_store_without_what_is_usual_in_each_class_is_read():
+    tensors = Confidence.usual(*lifted(300, 0.6)).tensors()
+    flat = torch.zeros_like(tensors.pop("offset"))
+    older, scores = Confidence.read(tensors), lifted(9, 0.3)[0]
+    assert torch.equal(older.familiarity(scores), familiarity(scores, flat, older.centre, older.width))
+    assert older.adapt(*lifted(100, 0.6)).offset.shape == (0, 2)
+
+
 @given(one=st.floats(0, 0.99), other=st.floats(0, 0.99))
 def test_the_larger_the_rate_the_higher_the_threshold(one, other):
     judge = Confidence.usual(*lifted(100, 0.6))
@@ -104,17 +153,18 @@ def test_few_photos_do_not_tell_what_is_unknown(count):
 
 
 def test_what_is_written_comes_back(tmp_path):
-    judge = Confidence.usual(*lifted(50, 0.6), adapted=True)
+    judge = Confidence.usual(*lifted(50, 0.6)).adapt(*lifted(50, 0.5))
     save_tensors(tmp_path / "file", "concm-test-1", judge.tensors(), {})
     again = Confidence.read(load_tensors(tmp_path / "file", "concm-test-1")[0])
     assert all(torch.equal(value, again.tensors()[name]) for name, value in judge.tensors().items())
     scores = lifted(9, 0.3)[0]
-    assert torch.equal(familiarity(scores, again.centre, again.width), judge.familiarity(scores))
+    assert torch.equal(familiarity(scores, again.offset, again.centre, again.width), judge.familiarity(scores))
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"offset": torch.zeros(CLASSES)},
         {"centre": torch.zeros(3)},
         {"width": torch.tensor([1.0, 0.0])},
         {"temperature": torch.tensor(0.0)},
@@ -146,11 +196,12 @@ def test_calibrating_adapts_to_other_conditions_stays_and_is_undone(zoo):
     zoo.calibrate({name: shifted(name, 12) for name in BASE})
     assert (zoo.history[-1].action, names(zoo)) == ("calibrate", list(BASE))
     assert refused(zoo, 600) < min(strange, 0.2)
-    adapted = zoo.known().confidence
+    adapted = zoo.known().confidence.tensors()
     zoo.learn({"okapi": pictures("okapi", 3)})
     kept = zoo.known().confidence
     assert kept.adapted
-    assert all(torch.equal(value, kept.tensors()[name]) for name, value in adapted.tensors().items())
+    assert [len(adapted.pop("offset")), len(kept.offset)] == [len(BASE), len(BASE) + 1]
+    assert all(torch.equal(value, kept.tensors()[name]) for name, value in adapted.items())
     zoo.undo()
     zoo.undo()
     assert everything(zoo).tensors == before.tensors
@@ -168,8 +219,9 @@ def test_calibrating_takes_enough_photos_of_known_classes(zoo):
 def test_what_was_exported_judges_alike(zoo, tmp_path):
     (file,) = zoo.export(structure=tmp_path / "knows.structure.safetensors")
     own, (found, meta) = zoo.known().confidence, load_tensors(file, KIND)
-    scores = lifted(20, 0.3)[0]
-    assert torch.equal(familiarity(scores, found["centre"], found["width"]), own.familiarity(scores))
+    scores = lifted(20, 0.3)[0][:, : len(BASE)]
+    usual = (found[name] for name in ("offset", "centre", "width"))
+    assert torch.equal(familiarity(scores, *usual), own.familiarity(scores))
     assert torch.equal((scores / found["temperature"]).softmax(1), own.probabilities(scores))
     assert meta["unknown_below"]["0.05"] == own.threshold(0.05)
 

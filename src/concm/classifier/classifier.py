@@ -388,7 +388,7 @@ class Classifier:
             labels = torch.tensor([names.index(name) for name in lesson.truth])
             if len(labels) < ENOUGH:
                 raise Misuse(f"{len(labels)} photos do not tell what is usual: calibrating takes {ENOUGH} or more")
-            confidence = Confidence.usual(known.scores(lesson.features), labels, adapted=True)
+            confidence = known.confidence.adapt(known.scores(lesson.features), labels)
             self._commit(change, "calibrate", str(lesson), known.engine, confidence)
         self.remarks = beside(photos) + lesson.remarks
         return self
@@ -622,7 +622,7 @@ class Classifier:
         before: Confidence | None = None,
         first: bool = False,
     ) -> Confidence:
-        confidence = before if before is not None and before.adapted else Confidence.of(engine)
+        confidence = Confidence.of(engine) if before is None else before.kept(engine)
         tensors = {f"engine.{name}": value for name, value in engine.state_dict().items()}
         tensors |= {f"confidence.{name}": value for name, value in confidence.tensors().items()}
         lasting = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_LASTING)}

@@ -1,19 +1,19 @@
 """Confidence: calibrated probabilities, and a familiarity that tells photos of known classes from strange ones.
 
 A photo is familiar if its best score is high, and if it stands out from the next ones: a near stranger looks a little
-like several classes. Both are measured in units of what is usual for known photos, by a trial of what is known: base
-photos that were held out, and novel photos left out of their own prototypes (docs/photos.md).
+like several classes. Both are measured beside what is usual for the class that it is taken for, and in units of what is
+usual for known photos, by a trial of what is known: base photos that were held out, and novel photos left out of their
+own prototypes (docs/photos.md).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 NEXT = 9
 """With how many of the next best scores the best one is compared."""
 STEPS = 100
+SHRINKAGE = 5.0
+"""Weight of what is usual for all classes beside a class's own photos, in photos."""
 TEMPERATURE = 1 / 30
 """Where the temperature stays when there is little to learn it from."""
+DOUBT = 0.01
+"""Share of the photos tried that counts as if it were of the best other class: photos to come are less easy."""
 EVERY, BEST, BEHIND = 4096, 64, 256
 """Classes up to which all count when the temperature is found; with more, the best, and some of those behind them."""
 TEMPERED = 512
@@ -36,11 +40,13 @@ ENOUGH = 20
 class Confidence:
     """What is usual for photos of known classes.
 
-    `centre` and `width` (2,): mean and spread of the best score and of its lead; `quantiles`: those of the familiarity
-    of known photos, at equal steps from 0 to 1, none if there are too few photos; `temperature`: that of the
-    probabilities; `adapted`: whether they come from photos that the user gave for this purpose.
+    `offset` (classes, 2): by how much the best score and its lead are usually higher in each class, none in older
+    stores; `centre` and `width` (2,): mean and spread of both without that; `quantiles`: those of the familiarity of
+    known photos, at equal steps from 0 to 1, none if there are too few photos; `temperature`: that of the
+    probabilities; `adapted`: whether all but `offset` come from photos that the user gave for this purpose.
     """
 
+    offset: Tensor
     centre: Tensor
     width: Tensor
     quantiles: Tensor
@@ -59,26 +65,47 @@ class Confidence:
         return cls.usual(scores.cpu(), labels.cpu(), weights.cpu())
 
     @classmethod
-    def usual(cls, scores: Tensor, labels: Tensor, weights: Tensor | None = None, adapted: bool = False) -> Confidence:
+    def usual(cls, scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> Confidence:
         """From scores (n, classes) and labels (n,) of photos that were not learned from."""
-        flat = torch.zeros(2)
+        weights = torch.ones(len(labels)) if weights is None else weights
+        return cls._found(scores, labels, weights, None)
+
+    def adapt(self, scores: Tensor, labels: Tensor) -> Confidence:
+        """From those of photos that the user gave for this purpose, and that are as easy as those to come."""
+        return self._found(scores, labels, torch.ones(len(labels)), self.offset)
+
+    def kept(self, engine: Engine) -> Confidence:
+        """What holds after a change of the classes: what was adapted stays, but for what is usual in each class."""
+        found = Confidence.of(engine)
+        return replace(self, offset=found.offset if len(self.offset) else self.offset) if self.adapted else found
+
+    @classmethod
+    def _found(cls, scores: Tensor, labels: Tensor, weights: Tensor, offset: Tensor | None) -> Confidence:
+        """Of photos that were tried, or, beside the classes' `offset` that is known, of those that the user gave."""
+        flat, adapted = torch.zeros(2), torch.tensor(offset is not None)
         if len(labels) < 2:
-            return cls(flat, flat + 1, flat[:0], torch.tensor(TEMPERATURE), torch.tensor(adapted))
-        weights = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights
-        weights = weights / weights.sum()
-        best = scores.topk(min(BEST, scores.shape[1]), 1).values
-        both = _standing(best).double()
+            none = torch.zeros(scores.shape[1], 2)
+            return cls(none, flat, flat + 1, flat[:0], torch.tensor(TEMPERATURE), adapted)
+        weights = weights.double() / weights.sum()
+        best = scores.topk(min(BEST, scores.shape[1]), 1)
+        both, taken = _standing(best.values).double(), best.indices[:, 0]
+        if offset is None:
+            offset, both = _offset(both, labels, taken, weights, scores.shape[1])
+        elif len(offset):
+            both = both - offset[taken]
         centre = (weights[:, None] * both).sum(0)
         width = (weights[:, None] * (both - centre).square()).sum(0).sqrt().clamp(min=1e-4)
         familiar = ((both - centre) / width).sum(1)
         quantiles = _quantiles(familiar, weights) if len(labels) >= ENOUGH else flat[:0]
-        temperature = _temperature(scores, best, labels, weights)
-        return cls(centre.float(), width.float(), quantiles, temperature, torch.tensor(adapted))
+        temperature = _temperature(scores, best.values, labels, weights, 0.0 if adapted else DOUBT)
+        return cls(offset.float(), centre.float(), width.float(), quantiles, temperature, adapted)
 
     @classmethod
     def read(cls, tensors: Mapping[str, Tensor]) -> Confidence:
         """From the tensors of a store; those that tell of nothing usual are refused."""
-        own = cls(**tensors)
+        own = cls(**{"offset": torch.zeros(0, 2), **tensors})
+        if own.offset.ndim != 2 or own.offset.shape[1] != 2:
+            raise ValueError("what it says of what is usual in each class has the wrong form")
         if (own.centre.shape, own.width.shape) != ((2,), (2,)) or own.temperature.ndim or own.adapted.ndim:
             raise ValueError("what it says of confidence has the wrong form")
         if own.quantiles.ndim != 1 or not (own.quantiles.diff() >= 0).all():
@@ -97,8 +124,8 @@ class Confidence:
 
     def familiarity(self, scores: Tensor) -> Tensor:
         """How high the best score of each photo (n,) is and how far it leads, in units of what is usual."""
-        best = scores.topk(min(1 + NEXT, scores.shape[1]), 1).values
-        return familiarity(best, self.centre, self.width)
+        best = scores.topk(min(1 + NEXT, scores.shape[1]), 1)
+        return _familiar(best.values, best.indices[:, 0], self.offset, self.centre, self.width)
 
     def threshold(self, rate: float) -> float:
         """The familiarity that this share of known photos does not reach."""
@@ -107,15 +134,33 @@ class Confidence:
         return float(self.quantiles.double().quantile(rate))
 
 
-def familiarity(scores: Tensor, centre: Tensor, width: Tensor) -> Tensor:
+def familiarity(scores: Tensor, offset: Tensor, centre: Tensor, width: Tensor) -> Tensor:
     """The sum (n,) of best score and lead, each in units of what is usual; an exported network computes it too."""
-    return ((_standing(scores) - centre) / width).sum(1)
+    ordered = scores.sort(1, descending=True)
+    return _familiar(ordered.values, ordered.indices[:, 0], offset, centre, width)
 
 
-def _standing(scores: Tensor) -> Tensor:
+def _familiar(ordered: Tensor, taken: Tensor, offset: Tensor, centre: Tensor, width: Tensor) -> Tensor:
+    usual = centre + offset[taken] if offset.shape[0] else centre
+    return ((_standing(ordered) - usual) / width).sum(1)
+
+
+def _standing(ordered: Tensor) -> Tensor:
     """The best score of each photo (n, 2), and its lead over the mean of the next ones."""
-    ordered = scores.sort(1, descending=True).values[:, : 1 + NEXT]
-    return torch.stack([ordered[:, 0], ordered[:, 0] - ordered[:, 1:].mean(1)], 1)
+    return torch.stack([ordered[:, 0], ordered[:, 0] - ordered[:, 1 : 1 + NEXT].mean(1)], 1)
+
+
+def _offset(both: Tensor, labels: Tensor, taken: Tensor, weights: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """By how much photos of each class (classes, 2) are usually above the mean, and `both` of each photo without that.
+
+    A photo's own part in what is usual is left out of the latter: a new photo will have none.
+    """
+    above = both - (weights[:, None] * both).sum(0)
+    sums = torch.zeros(classes, 2, dtype=both.dtype).index_add(0, labels, above)
+    count = torch.bincount(labels, minlength=classes)[:, None]
+    own = (labels == taken)[:, None]
+    left = (sums[taken] - torch.where(own, above, 0)) / (count[taken] - own.long() + SHRINKAGE)
+    return sums / (count + SHRINKAGE), both - left
 
 
 def _quantiles(familiar: Tensor, weights: Tensor) -> Tensor:
@@ -130,30 +175,24 @@ def _quantiles(familiar: Tensor, weights: Tensor) -> Tensor:
     return torch.where(enough, found, normal).cummax(0).values.float()
 
 
-def _temperature(scores: Tensor, best: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """That makes the labels most likely, held near a common value where there are few."""
+def _temperature(scores: Tensor, best: Tensor, labels: Tensor, weights: Tensor, doubt: float) -> Tensor:
+    """That makes the labels most likely, of which this share is in doubt, held near a common value where few are."""
     candidates = torch.logspace(math.log10(1 / 200), math.log10(0.3), 60)
-    if scores.shape[1] <= EVERY:
-        unlikely = _unlikely(scores, labels)
+    count, stands_for = len(labels), torch.zeros(1)
+    if scores.shape[1] > EVERY:  # of those behind the best, every so many stand for the others
+        some, step = slice(None, None, -(-count // TEMPERED)), scores.shape[1] // BEHIND
+        scores, best, labels, weights = scores[some], best[some], labels[some], weights[some] / weights[some].sum()
+        behind = scores[:, ::step].masked_fill(scores[:, ::step] >= best[:, -1:], -torch.inf)
+        every = torch.cat([best, behind], 1)
+        stands_for = torch.cat([torch.zeros(best.shape[1]), torch.full((behind.shape[1],), math.log(step))])
     else:
-        some = slice(None, None, -(-len(labels) // TEMPERED))
-        unlikely, weights = _nearly(scores[some], best[some], labels[some]), weights[some] / weights[some].sum()
+        every = scores.double()
+    own = scores.gather(1, labels[:, None])[:, 0].double()
+    rival = torch.where(own < best[:, 0], best[:, 0], best[:, min(1, best.shape[1] - 1)])
+    aim = (1 - doubt) * own + doubt * rival
     costs = [
-        float((weights * unlikely(value)).sum()) * len(labels) + 10 * math.log(float(value) / TEMPERATURE) ** 2
+        float((weights * (torch.logsumexp(every / value + stands_for, 1) - aim / value)).sum()) * count
+        + 10 * math.log(float(value) / TEMPERATURE) ** 2
         for value in candidates
     ]
     return candidates[int(torch.tensor(costs).argmin())]
-
-
-def _unlikely(scores: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
-    """How unlikely each label (n,) is at a temperature: its cross-entropy."""
-    return lambda value: F.cross_entropy(scores.double() / value, labels, reduction="none")
-
-
-def _nearly(scores: Tensor, best: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
-    """The same for very many classes: of those behind the best, every so many stand for the others."""
-    step = scores.shape[1] // BEHIND
-    behind = scores[:, ::step].masked_fill(scores[:, ::step] >= best[:, -1:], -torch.inf)
-    every, own = torch.cat([best, behind], 1), scores.gather(1, labels[:, None])[:, 0]
-    stands_for = torch.cat([torch.zeros(best.shape[1]), torch.full((behind.shape[1],), math.log(step))])
-    return lambda value: torch.logsumexp(every / value + stands_for, 1) - own / value

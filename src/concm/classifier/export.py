@@ -40,7 +40,9 @@ def tensors(engine: Engine, confidence: Confidence) -> dict[str, Tensor]:
         room = known.structure.new_zeros(len(known.structure), len(known.prototypes), known.outer_bias.shape[1])
         known = replace(known, structure=room)
     head = {name: getattr(known, name).cpu().contiguous() for name in HEAD}
-    usual = {name: getattr(confidence, name) for name in ("centre", "width", "temperature")}
+    usual = {name: getattr(confidence, name) for name in ("offset", "centre", "width", "temperature")}
+    if not len(confidence.offset):  # of an older store
+        usual["offset"] = torch.zeros(len(known.prototypes), 2)
     return {**head, **usual}
 
 
@@ -83,7 +85,7 @@ def write_onnx(path: Path, encoder: Encoder, engine: Engine, confidence: Confide
         "outer_weight": {1: width},
         "outer_bias": {1: width},
         "structure": {1: classes, 2: width},
-        **{name: {0: classes} for name in ("prototypes", "bias")},
+        **{name: {0: classes} for name in ("prototypes", "bias", "offset")},
     }
     device = encoder.device
     network = _Whole(encoder, engine.head).cpu()
@@ -121,12 +123,12 @@ class _Whole(nn.Module):
 
     def forward(self, pixels: Tensor, *known: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities and familiarity, as the classifier computes them."""
-        *head, centre, width, temperature = known
+        *head, offset, centre, width, temperature = known
         looks = looks_at(pixels, self.transform, self.looks)
         features = read(self.network, looks, blocks=self.blocks, turns=self.turns)
         metric = tuple(self.get_buffer(f"matrix{at}") for at in range(self.readings))
         scores = Head(metric=metric, weights=self.weights, **dict(zip(HEAD, head, strict=True)))(features)
-        return (scores / temperature).softmax(1), familiarity(scores, centre, width)
+        return (scores / temperature).softmax(1), familiarity(scores, offset, centre, width)
 
 
 @contextmanager

@@ -68,6 +68,8 @@ class Known:
         confidence = Confidence.read(under(tensors, "confidence."))
         known = cls(version, engine, engine.head, confidence)
         scores = known.scores(torch.ones(1, known.dimension))
+        if len(confidence.offset) not in (0, classes):
+            raise ValueError("it says what is usual in other classes than it has")
         if scores.shape != (1, classes) or not confidence.familiarity(scores).isfinite().all():
             raise ValueError("it gives no scores")
         return known

@@ -14,6 +14,7 @@ from concm.report import leaderboard_papers as papers
 from concm.report.cells import (
     COSTS,
     MEASURED,
+    apart,
     by_session,
     cells,
     costs,
@@ -22,7 +23,6 @@ from concm.report.cells import (
     mark,
     official,
     ruled,
-    signed,
 )
 from concm.report.leaderboard_papers import OURS, PLAIN, ahm
 from concm.report.provenance import backbone, draws, given, ran, schedule, varied
@@ -140,7 +140,7 @@ def _equal(found: Table) -> list[str]:
     for row in sorted(compared, key=lambda row: -row.ahm):
         own = found.row(row.method.removeprefix(EQUAL)) if _level(row) else None
         gain = None if own is None else _lead(row, own, "ahm")[0]
-        lines.append(line(str(places[row.method]), mark(row.method), *cells(row), "–" if gain is None else _said(gain)))
+        lines.append(line(str(places[row.method]), mark(row.method), *cells(row), "–" if gain is None else apart(gain)))
     return [*lines, ""]
 
 
@@ -183,7 +183,7 @@ def _against(found: Table, same: list[Table]) -> list[str]:
         above, ties, below = list[str](), list[str](), list[str]()
         leads = {row.method: _lead(row, ours, name) for row in others if getattr(row, name) is not None}
         for method, (lead, tie) in sorted(leads.items(), key=lambda item: -item[1][0].mean):
-            (ties if tie else above if lead.mean > 0 else below).append(f"`{method}` {_said(lead)}")
+            (ties if tie else above if lead.mean > 0 else below).append(f"`{method}` {apart(lead)}")
         said = [
             f"{words}: {', '.join(names)}" if names else f"no method {words}"
             for words, names in (("above it", above), ("ties with it", ties), ("below it", below))
@@ -198,11 +198,6 @@ def _lead(row: Row, other: Row, name: str) -> tuple[Difference, bool]:
     if paired is None:
         return Difference(getattr(row, name) - getattr(other, name), None), False
     return paired, paired.tie
-
-
-def _said(found: Difference) -> str:
-    ends = "" if found.interval is None else f" ({' to '.join(signed(end, 2) for end in found.interval)})"
-    return f"{signed(found.mean, 2)}{ends}"
 
 
 def _tuning(tuned: list[Table]) -> list[str]:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concm.engine.metric import Metric, whitened
+from concm.engine.metric import Metric
 from concm.features.sessions import BaseSession, Session
 
 DIMENSION = 5
@@ -148,7 +148,7 @@ def test_the_more_it_is_shrunk_the_less_it_distorts(seed):
 def test_one_image_a_class_leaves_the_cosine_as_it_is(shrinkage, dtype):
     base = base_session(classes=6, images=1, dtype=dtype)
     metric = Metric.whitening(base, shrinkage)
-    assert torch.equal(metric.matrices[0][:-1], torch.eye(DIMENSION, dtype=dtype))
+    assert metric.matrices[0].shape == (1, DIMENSION)  # no direction counts less
     expected = cosines(slow_left(base.features, base.labels)[0].to(dtype))
     assert torch.allclose(cosines(metric(base.features)), expected, atol=1e-6)
 
@@ -297,7 +297,7 @@ def test_with_fewer_images_than_dimensions_it_is_the_same_formula(seed, shrinkag
     random = torch.Generator().manual_seed(seed)
     width, labels = 24, torch.arange(3).repeat(images)
     features = torch.randn(len(labels), width, generator=random, dtype=torch.float64) + 1
-    unit = slow_left(features, labels)[0]
+    unit, lengths = slow_left(features, labels)
     within = torch.zeros(width, width, dtype=torch.float64)
     for label in range(3):
         own = unit[labels == label]
@@ -305,8 +305,21 @@ def test_with_fewer_images_than_dimensions_it_is_the_same_formula(seed, shrinkag
     shrunk = within / within.diagonal().mean() + shrinkage * torch.eye(width, dtype=torch.float64)
     values, vectors = torch.linalg.eigh(shrunk)
     session = BaseSession.of(Session(0, range(3), ("a", "b", "c"), features, labels))
-    found = Metric.whitening(session, shrinkage).matrices[0][:-1]
-    assert torch.allclose(found, vectors * values.rsqrt() @ vectors.T, atol=1e-6, rtol=1e-5)
+    found = Metric.whitening(session, shrinkage)
+    centre = F.normalize(features[0], dim=0) - lengths[0] * unit[0]
+    others = torch.randn(7, width, generator=random, dtype=torch.float64)
+    matrix = vectors * values.rsqrt() @ vectors.T
+    whole = Metric([torch.cat([matrix, -(centre @ matrix)[None]])], torch.ones(1))
+    for own in (features, others, others[0], others[None]):
+        torch.testing.assert_close(found(own), whole(own), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("images", "height"), [(2, 5), (3, 9), (4, 25)])
+def test_of_few_images_it_keeps_their_directions_and_no_matrix_of_the_full_size(images, height):
+    random, labels = torch.Generator().manual_seed(0), torch.arange(4).repeat(images)
+    features = torch.randn(len(labels), 24, generator=random)
+    session = BaseSession.of(Session(0, range(4), tuple("abcd"), features, labels))
+    assert len(Metric.whitening(session, 1.0).matrices[0]) == height
 
 
 # held-out images
@@ -324,15 +337,3 @@ def test_it_does_not_change_when_images_that_are_held_out_do(seed):
         assert torch.equal(found.weights, expected.weights)
         assert all(torch.equal(one, two) for one, two in zip(found.matrices, expected.matrices, strict=True))
     assert not torch.equal(Metric.whitening(other, 1.0).weights, expected.weights)
-
-
-@pytest.mark.parametrize("images", [2, 40], ids=["fewer images than half the width", "more"])
-def test_features_that_are_whitened_once_are_those_of_the_metric(images):
-    """So the likeness of classes to come is the same, whether the matrix was built for it or not."""
-    random = torch.Generator().manual_seed(images)
-    labels = torch.arange(4).repeat(images)
-    features = torch.randn(len(labels), 30, generator=random, dtype=torch.float64) + 1
-    base = BaseSession.of(Session(0, range(4), tuple("abcd"), features, labels, layout=(20, 10)))
-    inside = labels % 2 == 0
-    outside = features[~inside]
-    torch.testing.assert_close(whitened(outside, base, 2.0, inside), Metric.whitening(base, 2.0, inside)(outside))

@@ -13,7 +13,7 @@ from torch import Tensor
 from concm.engine import losses
 from concm.evaluation.worlds import BASE, World
 from concm.features.sessions import Session
-from concm.methods import choose, teach
+from concm.methods import choose, concm_published, teach
 from concm.methods.concm_published import ConCMPublished, moments, moments_by_pass
 from concm.methods.concm_released import ConCMReleased, mutual_contrast
 
@@ -107,6 +107,22 @@ def test_in_the_base_session_the_released_loss_is_plain_cross_entropy_with_all_a
     contrast = slow_contrast(torch.cat([vectors, method.structure]), [0, 1, 2, 2, *range(BASE)], 0.07)
     expected = float(entropies(vectors, labels, method.structure).mean()) + contrast
     assert float(method.loss(vectors, labels, anchors)) == pytest.approx(expected, rel=1e-4)
+
+
+# epochs
+
+
+def test_a_bank_that_holds_a_part_of_the_base_images_makes_epochs_no_shorter(monkeypatch):
+    steps = []
+    monkeypatch.setattr(
+        concm_published, "descend", lambda parameters, loss, rates, *how, **more: steps.append(len(rates))
+    )
+    world = World.of(((5,),))
+    base = world.sessions[0]
+    taught("concm:published", world, until=0)
+    taught("concm:published", replace(world, sessions=(replace(base, counts=3 * base.counts),)), until=0)
+    (episodes, once), (again, thrice) = steps[:2], steps[2:]
+    assert (episodes, thrice) == (again, 3 * once)
 
 
 # samples

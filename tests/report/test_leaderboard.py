@@ -136,6 +136,8 @@ def test_rows_of_the_same_bank_stand_in_one_table_with_their_own_numbers_of_draw
     assert line(rows, "| 1 | `concm`")
     assert line(rows, "| 2 | `teen`")
     assert any("of 2 to 3 draws of the shots" in words for words in found)
+    against = line(under(found, leaderboard.AGAINST), "- **AHM")
+    assert "`teen` −6.00 (−6.00 to −6.00)" in against  # of the two draws that both have, and not of the rows' means
 
 
 def test_a_method_for_other_data_stands_apart_from_the_ranking():
@@ -342,7 +344,7 @@ def test_the_page_in_the_documentation_is_the_one_that_its_files_give():
     docs = Path(__file__).parents[2] / "docs"
     shared = Table.load(docs / "results" / "leaderboard.json")
     others = [Table.load(path) for path in sorted((docs / "results" / "leaderboard").glob("*.json"))]
-    assert leaderboard.page(shared, others, "leaderboard.png") == (docs / "leaderboard.md").read_text()
+    assert leaderboard.page(*shared.joined(others), "leaderboard.png") == (docs / "leaderboard.md").read_text()
 
 
 @pytest.mark.promise

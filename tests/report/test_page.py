@@ -111,10 +111,15 @@ def test_a_table_has_its_head_first():
     assert page.text["td"] == ["91.8 %", "88.2 %"]
 
 
+def test_columns_of_words_are_told_from_columns_of_figures():
+    page = page_of(table=(("what", "scenario", "AHM"), ("main", "cub200", "62.3"), ("other", "–", "–")))
+    assert [cell.get("class") for cell in page.every("td")] == ["words", None, "words", None]
+
+
 @pytest.mark.promise
 def test_hostile_words_are_shown_and_not_obeyed():
     shown = (Shown(b"", HOSTILE), Shown(b"", HOSTILE, HOSTILE + "!", 0.5, ((HOSTILE, 0.1),), False))
-    page = Page(render(HOSTILE, HOSTILE, [Chapter(HOSTILE, HOSTILE, shown, ((HOSTILE,), (HOSTILE, HOSTILE)))]))
+    page = Page(render(HOSTILE, HOSTILE, [Chapter(HOSTILE, HOSTILE, shown, ((HOSTILE, HOSTILE), (HOSTILE, HOSTILE)))]))
     assert page.text["h1"] == page.text["h2"] == page.text["td"] == page.text["title"] == [HOSTILE]
     assert [image["alt"] for image in page.every("img")] == [
         f"taught photo of {HOSTILE}",

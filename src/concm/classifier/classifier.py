@@ -24,10 +24,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from concm import __version__, backbones
-from concm.backbones import encoder as encoders
+from concm import __version__
 from concm.backbones.cores import one_thread
-from concm.backbones.encoder import Encoder, Identity
+from concm.backbones.encoder import Encoder
 from concm.classifier.album import Album
 from concm.classifier.change import Change
 from concm.classifier.check import Check, check
@@ -42,14 +41,14 @@ from concm.classifier.folders import Nested, Similar, beside, refuse_similar
 from concm.classifier.lesson import Lesson
 from concm.classifier.made import Made
 from concm.classifier.photos import Picture, by_class, checked_name, printable
-from concm.classifier.prediction import Known, Prediction, Predictions, check_rate, listed, many, whole
+from concm.classifier.prediction import Known, Prediction, Predictions, check_rate, listed, many, threads, whole
 from concm.classifier.rehearsal import Plan, rehearse
 from concm.classifier.rows import ClassRow, PhotoRow, VersionRow, state_file
+from concm.classifier.sight import KEPT, Sight
 from concm.classifier.store import Store
 from concm.classifier.stream import BATCH, Encoded, encoded, in_parts, in_piles
 from concm.cluster import joined
 from concm.data.images import Broken, BrokenPicture
-from concm.data.scenarios import natural
 from concm.engine.concm import Engine
 from concm.engine.operating import Lean
 from concm.engine.settings import Settings
@@ -59,9 +58,6 @@ from concm.files import content_digest
 from concm.progress import steps, track
 from concm.records import from_json, to_json
 
-BACKBONE = "efficientnet_lite0"
-LITE_BLOCKS = 2
-"""How many of the last blocks of an EfficientNet-Lite photos are read from, unless something else is asked for."""
 UNKNOWN_RATE = 0.05
 FEW = 5000
 """Photos up to which a store is fitted on one thread: where cores are shared, more wait longer than they compute."""
@@ -249,7 +245,7 @@ class Classifier:
             done()
             store = Store.create(self.path, self._meta(), self._waiting, self._wait)
             if self._encoder.kept:
-                self._encoder.save(self.path / "backbone.safetensors")
+                self._encoder.save(self.path / KEPT)
             with store.writing(self._waiting, self._wait) as change:
                 change.describe({**self._meta(), "rehearsal": plan.tried})
                 self._write(change, lesson, new=list(lesson.photos), base=True)
@@ -520,14 +516,14 @@ class Classifier:
         """What is damaged in the store, in sentences; an empty list means that every version is sound."""
         wrong = self.store.verify()
         try:
-            Made.of(self.store).check(self.path / "backbone.safetensors")
+            Made.of(self.store).check(self.path / KEPT)
         except ConcmError as error:
             wrong.append(f"the backbone: {error}")
         return wrong
 
     def backup(self, destination: str | os.PathLike[str]) -> Path:
         """Make a consistent copy of the store in a new folder, while others go on predicting; not of a damaged one."""
-        Made.of(self.store).check(self.path / "backbone.safetensors")
+        Made.of(self.store).check(self.path / KEPT)
         self.store.backup(Path(destination), self._waiting, self._wait)
         return Path(destination)
 
@@ -545,53 +541,14 @@ class Classifier:
     def _encoder(self) -> Encoder:
         """The frozen backbone, checked to be the one that the store's features come from."""
         made = None if self._store is None else Made.of(self._store)
-        reference = self._reference(made)
-        with one_thread(), torch.random.fork_rng(devices=[]):
-            readings = self._readings(reference, None if made is None else made.encoder)
-            encoder = encoders.load_encoder(reference, natural(224), **readings).to(torch.device(self.device))
-        if made is not None and encoder.identity != made.encoder:
-            raise Misuse(
-                f"the store at {self.path} was made with {made.backbone} of weights {made.encoder.weights}; "
-                f"{encoder.source} has weights {encoder.weights}, or another transform of pictures"
-            )
-        return encoder
-
-    def _reference(self, made: Made | None) -> str | nn.Module:
-        """What the encoder is loaded from: what was given, or what the store keeps or names."""
-        given, own = self._backbone, self.path / "backbone.safetensors"
-        if made is None:
-            return BACKBONE if given is None else given
-        code = isinstance(given, str) and backbones.is_code(given)
-        if own.exists() and (code or given in (None, made.backbone)):
-            made.check(own)
-            return f"{given}@{own}" if code else str(own)
-        if given is not None:
-            return given
-        try:
-            return backbones.registered(made.backbone).name
-        except Misuse as error:
-            raise Misuse(f"the store at {self.path} cannot see photos: {error}") from error
-
-    def _readings(self, reference: str | nn.Module, made: Identity | None) -> dict[str, int]:
-        """How photos are read: as the store says, or as was asked for."""
-        if made is None:
-            default = LITE_BLOCKS if str(reference).startswith("efficientnet_lite") else 1
-            return {
-                "blocks": default if self._blocks is None else self._blocks,
-                "looks": 1 if self._looks is None else self._looks,
-            }
-        own = {"blocks": made.blocks, "looks": made.looks}
-        for name, asked in (("blocks", self._blocks), ("looks", self._looks)):
-            if asked not in (None, own[name]):
-                raise Misuse(f"the store at {self.path} was made with `{name}` {own[name]}, not {asked}")
-        return {**own, "turns": made.turns}
+        return Sight(self.path, self._backbone, self._blocks, self._looks).encoder(made, self.device)
 
     def _licence(self) -> list[str]:
         licence = self._encoder.meta.get("licence")
         return [] if licence is None else [f"the weights of {self._encoder.source} have the licence: {licence}"]
 
     def _meta(self) -> dict[str, Any]:
-        own = self.path / "backbone.safetensors"
+        own = self.path / KEPT
         file = content_digest(own.read_bytes()) if own.is_file() else None
         licence = self._encoder.meta.get("licence")
         return to_json(
@@ -637,7 +594,8 @@ class Classifier:
             (tensors, state), names = self.store.state(), [row.name for row in self.classes]
             if self.store.version == version:
                 break
-        with loading(state_file(self.path, version), "state of a classifier", "step back with undo"):
+        file = state_file(self.path, version)
+        with threads(len(names)), loading(file, "state of a classifier", "step back with undo"):
             engine = Engine(from_json(Settings, state["settings"]), seed=Made.of(self.store).seed, device=self.device)
             return Known.of(version, engine, tensors, names)
 

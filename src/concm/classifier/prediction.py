@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -26,7 +26,12 @@ from concm.errors import ConcmError
 from concm.files import all_finite
 
 FEW = 4096
-"""Classes up to which scoring photos is too little work for several threads."""
+"""Classes up to which loading a state and scoring photos is too little work for several threads."""
+
+
+def threads(classes: int) -> AbstractContextManager[None]:
+    """As many threads as so many classes are worth."""
+    return nullcontext() if classes > FEW else one_thread()
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ class Known:
 
     def predictions(self, photos: Sequence[str], features: Tensor, unknown_rate: float, top: int) -> list[Prediction]:
         """What each photo with these features (n, d) shows."""
-        with nullcontext() if self.many else one_thread():
+        with threads(len(self.engine.names)):
             scores = self.scores(features)
             probabilities = self.confidence.probabilities(scores)
             familiar = self.confidence.familiarity(scores).tolist()

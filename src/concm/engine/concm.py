@@ -20,7 +20,7 @@ from concm.engine.calibration import Calibrator
 from concm.engine.descent import AdamW, descend, warmed_cosine
 from concm.engine.head import Head
 from concm.engine.memory import Memory, Sampler, class_statistics, class_sums, spread
-from concm.engine.metric import AnySession, Metric, whitened
+from concm.engine.metric import AnySession, Metric
 from concm.engine.operating import held_out, likeness
 from concm.engine.prior import NamePrior, trust
 from concm.engine.projector import Projector
@@ -178,7 +178,7 @@ class Engine(Stateful):
         for half in range(2):
             inside = base.labels % 2 == half
             if len(torch.unique(base.labels[inside])) > 1:
-                outside = whitened(base.features[~inside], base, shrinkage, inside)
+                outside = Metric.whitening(base, shrinkage, inside)(base.features[~inside])
                 found.append(_mean_likeness(outside, base.labels[~inside], len(base.classes)))
         return torch.stack(found).mean() if found else torch.full((), 0.5, device=self.device)
 

@@ -10,7 +10,7 @@ multiple of the identity.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -29,8 +29,10 @@ COMMON = 0.35
 class Metric(Growing):
     """Features (…, d) → unit vectors (…, d) that are compared by cosine.
 
-    A feature is one reading, or several side by side: each has a `matrix` (w + 1, w) of its own, whose last row takes
-    away what is common, and counts by its weight.
+    A feature is one reading, or several side by side: each has a `matrix` of its own, and counts by its weight. One of
+    (w + 1, w) is multiplied with, and its last row, which takes away what is common, is added. Where few images were
+    seen it is a lower one, (k + 1, w): its last row is what is common, and the others are the directions in which
+    differences count less, longer where they count still less.
     """
 
     weights: Tensor
@@ -52,8 +54,18 @@ class Metric(Growing):
 
         `seen` marks the images from which it is learned, if not all of them are.
         """
-        found, weights = _whitenings(base, shrinkage, seen)
-        return cls([own.matrix().to(base.features.dtype) for own in found], weights)
+        chosen = slice(None) if seen is None else seen
+        features, labels, classes = base.features[chosen], base.labels[chosen], len(base.classes)
+        readings = features.split_with_sizes(list(base.layout) or [features.shape[1]], -1)
+        matrices, lengths = [], []
+        for reading in readings:
+            unit = F.normalize(reading.double(), dim=-1)
+            centre = _centre(unit, labels, classes)
+            left = unit - centre
+            matrices.append(_whitening(left, centre, labels, classes, shrinkage).to(features.dtype))
+            lengths.append(reading.norm(dim=-1).mean() * left.norm(dim=-1).mean())
+        weights = torch.stack(lengths).to(features.dtype)
+        return cls(matrices, weights / weights.norm().clamp(min=1e-12))
 
     def forward(self, features: Tensor) -> Tensor:
         """Unit vectors, in which differences count the same in all directions."""
@@ -78,72 +90,24 @@ class Metric(Growing):
 
 
 def measured(features: Tensor, matrices: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """Each reading scaled to unit length, multiplied by its matrix, scaled again, and weighted."""
+    """Each reading scaled to unit length, transformed by its matrix, scaled again, and weighted."""
     readings = features.split_with_sizes([matrix.shape[1] for matrix in matrices], -1)
     unit = [
-        F.normalize(F.normalize(own, dim=-1) @ matrix[: matrix.shape[1]] + matrix[matrix.shape[1] :].sum(0), dim=-1)
+        F.normalize(_transformed(F.normalize(own, dim=-1), matrix), dim=-1)
         for own, matrix in zip(readings, matrices, strict=True)
     ]
-    return _weighted(unit, weights)
-
-
-def whitened(features: Tensor, base: BaseSession, shrinkage: float, seen: Tensor) -> Tensor:
-    """Features as `Metric.whitening` of the images `seen` has them, for a single use."""
-    found, weights = _whitenings(base, shrinkage, seen)
-    readings = features.split_with_sizes([len(own.vectors) for own in found], -1)
-    unit = [
-        F.normalize(own(F.normalize(reading, dim=-1)), dim=-1) for reading, own in zip(readings, found, strict=True)
-    ]
-    return _weighted(unit, weights)
-
-
-def _weighted(unit: Sequence[Tensor], weights: Tensor) -> Tensor:
     if len(unit) == 1:  # whose weight says nothing
         return unit[0]
     return F.normalize(torch.cat([weight * own for weight, own in zip(weights, unit, strict=True)], -1), dim=-1)
 
 
-@dataclass(frozen=True)
-class _Whitening:
-    """What is done to one reading without its `centre` (w,): `scale` (k,) along the columns of `vectors` (w, k), and
-    `rest` in all other directions.
-    """
-
-    centre: Tensor
-    vectors: Tensor
-    scale: Tensor
-    rest: float
-
-    def __call__(self, unit: Tensor) -> Tensor:
-        """Of features (n, w), without a matrix where that takes less."""
-        width, count = self.vectors.shape
-        unit = unit - self.centre.to(unit.dtype)
-        if 2 * count >= width:
-            return unit @ self.matrix()[:-1].to(unit.dtype)
-        vectors, scale = self.vectors.to(unit.dtype), (self.scale - self.rest).to(unit.dtype)
-        return self.rest * unit + (unit @ vectors * scale) @ vectors.T
-
-    def matrix(self) -> Tensor:
-        """The same as a matrix (w + 1, w), whose last row is added to all."""
-        found: Tensor = self.vectors * (self.scale - self.rest) @ self.vectors.T
-        found.diagonal().add_(self.rest)
-        return torch.cat([found, -(self.centre @ found)[None]])
-
-
-def _whitenings(base: BaseSession, shrinkage: float, seen: Tensor | None) -> tuple[list[_Whitening], Tensor]:
-    """That of each reading, and the readings' weights."""
-    chosen = slice(None) if seen is None else seen
-    features, labels = base.features[chosen], base.labels[chosen]
-    readings = features.split_with_sizes(list(base.layout) or [features.shape[1]], -1)
-    units = [F.normalize(reading.double(), dim=-1) for reading in readings]
-    centres = [_centre(unit, labels, len(base.classes)) for unit in units]
-    left = [unit - centre for unit, centre in zip(units, centres, strict=True)]
-    length = [
-        reading.norm(dim=-1).mean() * own.norm(dim=-1).mean() for reading, own in zip(readings, left, strict=True)
-    ]
-    weights = torch.stack(length).to(features.dtype)
-    found = [_whitening(own, c, labels, len(base.classes), shrinkage) for own, c in zip(left, centres, strict=True)]
-    return found, weights / weights.norm().clamp(min=1e-12)
+def _transformed(unit: Tensor, matrix: Tensor) -> Tensor:
+    """Unit features (…, w), up to a factor, as one of the two kinds of matrix says."""
+    height, width = matrix.shape
+    if height >= width:
+        return unit @ matrix[:width] + matrix[width:].sum(0)
+    left, directions = unit - matrix[-1], matrix[:-1]
+    return left - left @ directions.T @ directions
 
 
 def _centre(unit: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -155,7 +119,8 @@ def _centre(unit: Tensor, labels: Tensor, classes: int) -> Tensor:
     return found
 
 
-def _whitening(left: Tensor, centre: Tensor, labels: Tensor, classes: int, shrinkage: float) -> _Whitening:
+def _whitening(left: Tensor, centre: Tensor, labels: Tensor, classes: int, shrinkage: float) -> Tensor:
+    """The matrix for one reading, of which `left` is what is left without its centre."""
     unit = F.normalize(left, dim=-1)
     counts = torch.bincount(labels, minlength=classes).clamp(min=1)
     within = unit - (class_sums(unit, labels, classes) / counts[:, None])[labels]
@@ -163,7 +128,7 @@ def _whitening(left: Tensor, centre: Tensor, labels: Tensor, classes: int, shrin
     count, width = within.shape
     level = within.square().sum() / width
     if level <= torch.finfo(torch.float32).eps ** 2:  # one image per class: there is no spread to learn from
-        return _Whitening(centre, unit.new_empty(width, 0), unit.new_empty(0), 1.0)
+        return _matrix(centre, unit.new_empty(width, 0), unit.new_empty(0), 1.0)
     least = torch.finfo(torch.float32).eps
     if count < width and shrinkage > least:  # all spread lies in the span of the images, which is found faster
         values, sides = torch.linalg.eigh(within @ within.T)
@@ -173,4 +138,17 @@ def _whitening(left: Tensor, centre: Tensor, labels: Tensor, classes: int, shrin
     else:
         values, vectors = torch.linalg.eigh(within.T @ within)
         rest = 0.0
-    return _Whitening(centre, vectors, (values.clamp(min=0) / level + shrinkage).clamp(min=least).rsqrt(), rest)
+    return _matrix(centre, vectors, (values.clamp(min=0) / level + shrinkage).clamp(min=least).rsqrt(), rest)
+
+
+def _matrix(centre: Tensor, vectors: Tensor, scale: Tensor, rest: float) -> Tensor:
+    """The matrix of `scale` (k,) along the columns of `vectors` (w, k) and `rest` in all other directions.
+
+    The lower one is what it comes to when all is divided by `rest`: what it gives is scaled to unit length anyway.
+    """
+    width, count = vectors.shape
+    if 2 * (count + 1) < width:
+        return torch.cat([(vectors * (1 - scale / rest).clamp(min=0).sqrt()).T, centre[None]])
+    found: Tensor = vectors * (scale - rest) @ vectors.T
+    found.diagonal().add_(rest)
+    return torch.cat([found, -(centre @ found)[None]])

@@ -133,10 +133,10 @@ class ConCMPublished(Learner):
         each = versions.shape[1]
         feed = Feed.of(versions.flatten(0, 1), base.labels.repeat_interleave(each), torch.empty_like(images))
         self.mean, self.std = base.mean, base.std
-        if base.views is None:
-            self.remarks.append("this bank has no views of base images, so they are seen as they are")
-        else:
+        if base.views is not None:
             self.mean, self.std = moments(base.views[images], base.labels[images], self.base)
+        else:
+            self.remarks.append("this bank has no views of base images, so they are seen as they are")
         self.images, self.labels = base.features[:0, None], base.labels[:0]
         self.words, self.attributes = self.mean.new_empty(0, 1), torch.empty(0, 1, dtype=torch.bool, device=self.device)
         self.names, self.senses = list(base.names), bundled(base.scenario.removesuffix("-validation"))
@@ -156,7 +156,8 @@ class ConCMPublished(Learner):
             )
         renew()
         self._match(feed)
-        self._descend(feed, renew, settings.align_epochs, settings.align_lr, floor=1e-5)
+        share = len(images) / int(base.counts.sum())  # a bank may hold a part of the base images
+        self._descend(feed, renew, round(settings.align_epochs / share), settings.align_lr, floor=1e-5)
 
     def learn(self, session: Session) -> None:
         """Match the structure to all classes, and the projector to it, on samples that are renewed in every epoch."""
@@ -246,9 +247,8 @@ class ConCMPublished(Learner):
         """Features and labels of an epoch: some views of each shot, and Gaussian samples of all classes (Eq. 18)."""
         count, each = self.images.shape[:2]
         random = torch.rand(count, each, generator=self.generator, device=self.device)
-        views = self.images.gather(
-            1, random.argsort(1)[:, : self.settings.passes, None].expand(-1, -1, self.images.shape[2])
-        )
+        some = random.argsort(1)[:, : self.settings.passes, None].expand(-1, -1, self.images.shape[2])
+        views = self.images.gather(1, some)
         mean, std = moments_by_pass(views, self.labels - self.base, len(self.names) - self.base)
         if self.calibrator is not None:
             mean = self.calibrator.calibrate(mean, self.words, self.attributes, self.settings.alpha)

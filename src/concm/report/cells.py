@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from concm.evaluation.paired import Difference
 from concm.evaluation.statistics import Row, Table
 from concm.methods import EXEMPLARS
 from concm.methods.registry import known
@@ -86,3 +87,9 @@ def line(*cells: str) -> str:
 def ruled(*heads: str) -> list[str]:
     """The first two lines of a Markdown table."""
     return [line(*heads), "|---" * len(heads) + "|"]
+
+
+def apart(found: Difference) -> str:
+    """A paired difference, with its interval."""
+    ends = "" if found.interval is None else f" ({' to '.join(signed(end, 2) for end in found.interval)})"
+    return f"{signed(found.mean, 2)}{ends}"

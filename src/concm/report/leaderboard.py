@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from concm.evaluation.paired import Difference
 from concm.evaluation.statistics import Row, Table, difference, ranks
 from concm.files import write_whole
 from concm.methods.registry import EQUAL, known
@@ -13,6 +14,7 @@ from concm.report import leaderboard_papers as papers
 from concm.report.cells import (
     COSTS,
     MEASURED,
+    apart,
     by_session,
     cells,
     costs,
@@ -21,7 +23,6 @@ from concm.report.cells import (
     mark,
     official,
     ruled,
-    signed,
 )
 from concm.report.leaderboard_papers import OURS, PLAIN, ahm
 from concm.report.provenance import backbone, draws, given, ran, schedule, varied
@@ -138,10 +139,8 @@ def _equal(found: Table) -> list[str]:
     places = ranks(compared, "ahm")
     for row in sorted(compared, key=lambda row: -row.ahm):
         own = found.row(row.method.removeprefix(EQUAL)) if _level(row) else None
-        gain = None if own is None else difference(row, own, "ahm")
-        ends = "" if gain is None or gain.interval is None else _ends(gain.interval)
-        added = "–" if own is None else f"{signed(row.ahm - own.ahm, 2)}{ends}"
-        lines.append(line(str(places[row.method]), mark(row.method), *cells(row), added))
+        gain = None if own is None else _lead(row, own, "ahm")[0]
+        lines.append(line(str(places[row.method]), mark(row.method), *cells(row), "–" if gain is None else apart(gain)))
     return [*lines, ""]
 
 
@@ -182,14 +181,9 @@ def _against(found: Table, same: list[Table]) -> list[str]:
         if getattr(ours, name) is None:
             continue
         above, ties, below = list[str](), list[str](), list[str]()
-        for row in sorted(others, key=lambda row: -float(getattr(row, name) or 0)):
-            if getattr(row, name) is None:
-                continue
-            lead = getattr(row, name) - getattr(ours, name)
-            paired = difference(row, ours, name)
-            tie = paired is not None and paired.tie
-            ends = "" if paired is None or paired.interval is None else _ends(paired.interval)
-            (ties if tie else above if lead > 0 else below).append(f"`{row.method}` {signed(lead, 2)}{ends}")
+        leads = {row.method: _lead(row, ours, name) for row in others if getattr(row, name) is not None}
+        for method, (lead, tie) in sorted(leads.items(), key=lambda item: -item[1][0].mean):
+            (ties if tie else above if lead.mean > 0 else below).append(f"`{method}` {apart(lead)}")
         said = [
             f"{words}: {', '.join(names)}" if names else f"no method {words}"
             for words, names in (("above it", above), ("ties with it", ties), ("below it", below))
@@ -198,8 +192,12 @@ def _against(found: Table, same: list[Table]) -> list[str]:
     return [*lines, "", "References see what no few-shot learner may see, and are left out here.", ""]
 
 
-def _ends(interval: tuple[float, float]) -> str:
-    return f" ({' to '.join(signed(end, 2) for end in interval)})"
+def _lead(row: Row, other: Row, name: str) -> tuple[Difference, bool]:
+    """How far a row lies above another on the draws that both have, and whether they tie; older files know no draws."""
+    paired = difference(row, other, name)
+    if paired is None:
+        return Difference(getattr(row, name) - getattr(other, name), None), False
+    return paired, paired.tie
 
 
 def _tuning(tuned: list[Table]) -> list[str]:

@@ -98,16 +98,22 @@ def _paragraphs(text: str) -> str:
 def _table(rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return ""
-    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in rows[0])
+    kinds = [_kind([row[at] for row in rows[1:]]) for at in range(len(rows[0]))]
+    head = "".join(f'<th scope="col"{kind}>{escape(cell)}</th>' for cell, kind in zip(rows[0], kinds, strict=True))
     body = ""
     for row in rows[1:]:
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        cells = "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row[1:], kinds[1:], strict=True))
         body += f'<tr><th scope="row">{escape(row[0])}</th>{cells}</tr>\n'
     # Reachable by keyboard, for on a phone it may have to be scrolled.
     return (
         '<div class="table" role="region" aria-label="table" tabindex="0"><table>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table></div>\n"
     )
+
+
+def _kind(column: Sequence[str]) -> str:
+    """What marks a column of words, which begin at one place; figures end there."""
+    return ' class="words"' if any(cell[:1].isalpha() for cell in column) else ""
 
 
 def _strip(name: str | None, taught: Sequence[Shown]) -> str:
@@ -196,7 +202,7 @@ ol li:first-child i i { background: var(--tint) }
 .table { overflow-x: auto; margin: 1rem 0 }
 table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; overflow-wrap: normal }
 th, td { padding: .4rem .9rem .4rem 0; text-align: right; border-bottom: 1px solid var(--line) }
-th:first-child { text-align: left }
+th:first-child, .words { text-align: left }
 thead th { color: var(--soft); font-weight: 600; vertical-align: bottom }
 td { white-space: nowrap }
 img.figure { display: block; max-width: 100%; height: auto; margin: 1rem 0; background: #fff; border-radius: .4rem }

@@ -33,7 +33,7 @@ EPOCHS, STEPS = 3, 4
 
 def train(out: Path, options: argparse.Namespace) -> None:
     """One of the four runs, in this process and those that it starts."""
-    if options.device == "cuda" and torch.cuda.device_count() < options.processes:
+    if options.device == "cuda" and 0 < torch.cuda.device_count() < options.processes:
         one = [torch.device("cuda", 0)] * options.processes
         strategy = DDPStrategy(parallel_devices=one, process_group_backend=options.backend)
         fabric = Fabric(strategy=strategy, precision="bf16-mixed")

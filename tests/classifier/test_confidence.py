@@ -124,8 +124,19 @@ def test_a_class_of_which_nothing_was_tried_is_as_all_others_are():
     scores, truth = scores[truth > 0], truth[truth > 0]
     offset = Confidence.usual(scores, truth).offset
     assert offset.shape == (CLASSES, 2)
-    assert not offset[0].any()
-    assert offset[1:].all()
+    mean = Confidence.usual(scores, truth, photos=torch.full((len(truth),), 1e-9)).offset
+    torch.testing.assert_close(mean, mean[:1].expand(CLASSES, 2))
+    torch.testing.assert_close(offset[0], mean[0])
+    assert (offset[1:] - mean[1:]).abs().min() > 1e-5
+
+
+def test_several_rows_that_stand_for_one_photo_count_as_one():
+    scores, truth = lifted(60, 0.6)
+    scores[truth == 0] += 0.3
+    once = Confidence.usual(scores, truth)
+    copied = Confidence.usual(scores.repeat(7, 1), truth.repeat(7), photos=torch.full((7 * len(truth),), 1 / 7))
+    torch.testing.assert_close(copied.offset, once.offset)
+    torch.testing.assert_close(copied.width, once.width)
 
 
 def test_a_store_without_what_is_usual_in_each_class_is_read():
@@ -165,6 +176,8 @@ def test_what_is_written_comes_back(tmp_path):
     "wrong",
     [
         {"offset": torch.zeros(CLASSES)},
+        {"offset": torch.zeros(CLASSES, 2, dtype=torch.complex64)},
+        {"offset": torch.tensor([[3e38, -3e38]]).repeat(CLASSES, 1)},
         {"centre": torch.zeros(3)},
         {"width": torch.tensor([1.0, 0.0])},
         {"temperature": torch.tensor(0.0)},
@@ -174,7 +187,7 @@ def test_what_is_written_comes_back(tmp_path):
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_what_tells_of_nothing_usual_is_refused(wrong):
-    with pytest.raises(ValueError, match=r"form|order|above 0"):
+    with pytest.raises(ValueError, match=r"form|order|above 0|beyond"):
         Confidence.read({**Confidence.usual(*lifted(50, 0.6)).tensors(), **wrong})
 
 
@@ -202,8 +215,10 @@ def test_calibrating_adapts_to_other_conditions_stays_and_is_undone(zoo):
     assert kept.adapted
     assert [len(adapted.pop("offset")), len(kept.offset)] == [len(BASE), len(BASE) + 1]
     assert all(torch.equal(value, kept.tensors()[name]) for name, value in adapted.items())
-    zoo.undo()
-    zoo.undo()
+    zoo.learn({f"class {at}": pictures(f"class {at}", 3) for at in range(8)})
+    assert refused(zoo, 600) < 0.2  # what is usual in each class has changed with the others, and is known anew
+    for _ in range(3):
+        zoo.undo()
     assert everything(zoo).tensors == before.tensors
     assert refused(zoo, 600) == strange
 

@@ -36,7 +36,7 @@ from concm.classifier.duplicates import Duplicates, check_duplicates, only_new
 from concm.classifier.elsewhere import Elsewhere
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.evaluation import evaluate as measure
-from concm.classifier.folder import refuse_foreign, refuse_unwritable
+from concm.classifier.folder import KEPT, refuse_foreign, refuse_unwritable
 from concm.classifier.folders import Nested, Similar, beside, refuse_similar
 from concm.classifier.lesson import Lesson
 from concm.classifier.made import Made
@@ -44,7 +44,7 @@ from concm.classifier.photos import Picture, by_class, checked_name, printable
 from concm.classifier.prediction import Known, Prediction, Predictions, check_rate, listed, many, threads, whole
 from concm.classifier.rehearsal import Plan, rehearse
 from concm.classifier.rows import ClassRow, PhotoRow, VersionRow, state_file
-from concm.classifier.sight import KEPT, Sight
+from concm.classifier.sight import Sight
 from concm.classifier.store import Store
 from concm.classifier.stream import BATCH, Encoded, encoded, in_parts, in_piles
 from concm.cluster import joined

@@ -40,10 +40,10 @@ ENOUGH = 20
 class Confidence:
     """What is usual for photos of known classes.
 
-    `offset` (classes, 2): by how much the best score and its lead are usually higher in each class, none in older
-    stores; `centre` and `width` (2,): mean and spread of both without that; `quantiles`: those of the familiarity of
-    known photos, at equal steps from 0 to 1, none if there are too few photos; `temperature`: that of the
-    probabilities; `adapted`: whether all but `offset` come from photos that the user gave for this purpose.
+    `offset` (classes, 2): what best score and lead usually are in each class, none in older stores; `centre` and
+    `width` (2,): mean and spread of both beside that; `quantiles`: those of the familiarity of known photos, at equal
+    steps from 0 to 1, none if there are too few photos; `temperature`: that of the probabilities; `adapted`: whether
+    all but `offset` come from photos that the user gave for this purpose.
     """
 
     offset: Tensor
@@ -62,49 +62,59 @@ class Confidence:
         # Classes count alike, however many photos of them there are.
         share = engine.memory.base / max(1, len(engine.names))
         weights = torch.where(base, share / base.sum().clamp(min=1), (1 - share) / (~base).sum().clamp(min=1)).double()
-        return cls.usual(scores.cpu(), labels.cpu(), weights.cpu())
+        photos = torch.where(base, 1.0, 1 / trial.copies)
+        return cls.usual(scores.cpu(), labels.cpu(), weights.cpu(), photos.cpu())
 
     @classmethod
-    def usual(cls, scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> Confidence:
-        """From scores (n, classes) and labels (n,) of photos that were not learned from."""
-        weights = torch.ones(len(labels)) if weights is None else weights
-        return cls._found(scores, labels, weights, None)
+    def usual(
+        cls, scores: Tensor, labels: Tensor, weights: Tensor | None = None, photos: Tensor | None = None
+    ) -> Confidence:
+        """From scores (n, classes) and labels (n,) of photos that were not learned from.
+
+        `weights` (n,) say how much each row counts, and `photos` which part of a photo it stands for.
+        """
+        ones = torch.ones(len(labels))
+        return cls._found(scores, labels, ones if weights is None else weights, ones if photos is None else photos)
 
     def adapt(self, scores: Tensor, labels: Tensor) -> Confidence:
         """From those of photos that the user gave for this purpose, and that are as easy as those to come."""
-        return self._found(scores, labels, torch.ones(len(labels)), self.offset)
+        ones = torch.ones(len(labels))
+        return self._found(scores, labels, ones, ones, self.offset)
 
     def kept(self, engine: Engine) -> Confidence:
         """What holds after a change of the classes: what was adapted stays, but for what is usual in each class."""
-        found = Confidence.of(engine)
-        return replace(self, offset=found.offset if len(self.offset) else self.offset) if self.adapted else found
+        if not self.adapted:
+            return Confidence.of(engine)
+        return replace(self, offset=Confidence.of(engine).offset) if len(self.offset) else self
 
     @classmethod
-    def _found(cls, scores: Tensor, labels: Tensor, weights: Tensor, offset: Tensor | None) -> Confidence:
+    def _found(
+        cls, scores: Tensor, labels: Tensor, weights: Tensor, photos: Tensor, offset: Tensor | None = None
+    ) -> Confidence:
         """Of photos that were tried, or, beside the classes' `offset` that is known, of those that the user gave."""
         flat, adapted = torch.zeros(2), torch.tensor(offset is not None)
         if len(labels) < 2:
-            none = torch.zeros(scores.shape[1], 2)
-            return cls(none, flat, flat + 1, flat[:0], torch.tensor(TEMPERATURE), adapted)
+            offset = torch.zeros(scores.shape[1], 2) if offset is None else offset
+            return cls(offset, flat, flat + 1, flat[:0], torch.tensor(TEMPERATURE), adapted)
         weights = weights.double() / weights.sum()
-        best = scores.topk(min(BEST, scores.shape[1]), 1)
-        both, taken = _standing(best.values).double(), best.indices[:, 0]
+        best, taken = scores.topk(min(BEST, scores.shape[1]), 1).values, scores.argmax(1)
+        both = _standing(best).double()
         if offset is None:
-            offset, both = _offset(both, labels, taken, weights, scores.shape[1])
+            offset, both = _offset(both, labels, taken, weights, photos, scores.shape[1])
         elif len(offset):
             both = both - offset[taken]
         centre = (weights[:, None] * both).sum(0)
         width = (weights[:, None] * (both - centre).square()).sum(0).sqrt().clamp(min=1e-4)
         familiar = ((both - centre) / width).sum(1)
         quantiles = _quantiles(familiar, weights) if len(labels) >= ENOUGH else flat[:0]
-        temperature = _temperature(scores, best.values, labels, weights, 0.0 if adapted else DOUBT)
+        temperature = _temperature(scores, best, labels, weights, 0.0 if adapted else DOUBT)
         return cls(offset.float(), centre.float(), width.float(), quantiles, temperature, adapted)
 
     @classmethod
     def read(cls, tensors: Mapping[str, Tensor]) -> Confidence:
         """From the tensors of a store; those that tell of nothing usual are refused."""
         own = cls(**{"offset": torch.zeros(0, 2), **tensors})
-        if own.offset.ndim != 2 or own.offset.shape[1] != 2:
+        if own.offset.ndim != 2 or own.offset.shape[1] != 2 or not own.offset.is_floating_point():
             raise ValueError("what it says of what is usual in each class has the wrong form")
         if (own.centre.shape, own.width.shape) != ((2,), (2,)) or own.temperature.ndim or own.adapted.ndim:
             raise ValueError("what it says of confidence has the wrong form")
@@ -112,6 +122,8 @@ class Confidence:
             raise ValueError("what is usual for known photos is in no order")
         if not (own.width > 0).all() or not own.temperature > 0:
             raise ValueError("the spread or temperature of its scores is not above 0")
+        if not ((own.centre + own.offset) / own.width).sum(1).isfinite().all():
+            raise ValueError("what is usual in a class is beyond all numbers")
         return own
 
     def tensors(self) -> dict[str, Tensor]:
@@ -124,8 +136,8 @@ class Confidence:
 
     def familiarity(self, scores: Tensor) -> Tensor:
         """How high the best score of each photo (n,) is and how far it leads, in units of what is usual."""
-        best = scores.topk(min(1 + NEXT, scores.shape[1]), 1)
-        return _familiar(best.values, best.indices[:, 0], self.offset, self.centre, self.width)
+        best = scores.topk(min(1 + NEXT, scores.shape[1]), 1).values
+        return _familiar(best, scores.argmax(1), self.offset, self.centre, self.width)
 
     def threshold(self, rate: float) -> float:
         """The familiarity that this share of known photos does not reach."""
@@ -136,8 +148,7 @@ class Confidence:
 
 def familiarity(scores: Tensor, offset: Tensor, centre: Tensor, width: Tensor) -> Tensor:
     """The sum (n,) of best score and lead, each in units of what is usual; an exported network computes it too."""
-    ordered = scores.sort(1, descending=True)
-    return _familiar(ordered.values, ordered.indices[:, 0], offset, centre, width)
+    return _familiar(scores.sort(1, descending=True).values, scores.argmax(1), offset, centre, width)
 
 
 def _familiar(ordered: Tensor, taken: Tensor, offset: Tensor, centre: Tensor, width: Tensor) -> Tensor:
@@ -150,17 +161,20 @@ def _standing(ordered: Tensor) -> Tensor:
     return torch.stack([ordered[:, 0], ordered[:, 0] - ordered[:, 1 : 1 + NEXT].mean(1)], 1)
 
 
-def _offset(both: Tensor, labels: Tensor, taken: Tensor, weights: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """By how much photos of each class (classes, 2) are usually above the mean, and `both` of each photo without that.
+def _offset(
+    both: Tensor, labels: Tensor, taken: Tensor, weights: Tensor, photos: Tensor, classes: int
+) -> tuple[Tensor, Tensor]:
+    """What is usual for photos of each class (classes, 2), and `both` of each photo beside that.
 
     A photo's own part in what is usual is left out of the latter: a new photo will have none.
     """
-    above = both - (weights[:, None] * both).sum(0)
-    sums = torch.zeros(classes, 2, dtype=both.dtype).index_add(0, labels, above)
-    count = torch.bincount(labels, minlength=classes)[:, None]
+    mean = (weights[:, None] * both).sum(0)
+    above, photos = both - mean, photos.to(both)[:, None]
+    sums = torch.zeros(classes, 2, dtype=both.dtype).index_add(0, labels, photos * above)
+    count = torch.zeros(classes, 1, dtype=both.dtype).index_add(0, labels, photos)
     own = (labels == taken)[:, None]
-    left = (sums[taken] - torch.where(own, above, 0)) / (count[taken] - own.long() + SHRINKAGE)
-    return sums / (count + SHRINKAGE), both - left
+    left = (sums[taken] - torch.where(own, above, 0)) / (count[taken] - own.to(both) + SHRINKAGE)
+    return mean + sums / (count + SHRINKAGE), above - left
 
 
 def _quantiles(familiar: Tensor, weights: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from pathlib import Path
 from concm.classifier import database
 from concm.errors import ConcmError
 
+KEPT = "backbone.safetensors"
+"""The file in which a store keeps a network that it could not find again."""
 _STORE_FILE = re.compile(r"(store|inbox)\.db(-wal|-shm|-journal)?|store\.lock")
 _STATE_FILE = re.compile(r"([0-9]+|lasting)\.safetensors")
 _DRAFT = re.compile(r"\.draft-[0-9a-f]{16}(-wal|-shm|-journal)?")
@@ -41,7 +43,7 @@ def _ours(entry: Path) -> bool:
         return False
     if entry.name == "states":
         return database.file(entry.parent).is_file() and entry.is_dir() and all(map(is_state_file, entry.iterdir()))
-    if entry.name == "backbone.safetensors":
+    if entry.name == KEPT:
         return database.file(entry.parent).is_file()
     return entry.is_file() and bool(_STORE_FILE.fullmatch(entry.name) or _DRAFT.fullmatch(entry.name))
 

@@ -15,6 +15,7 @@ from torch import nn
 from concm import backbones
 from concm.backbones.cores import one_thread
 from concm.backbones.encoder import Encoder, Identity, load_encoder
+from concm.classifier.folder import KEPT
 from concm.classifier.made import Made
 from concm.data.scenarios import natural
 from concm.errors import Misuse
@@ -22,8 +23,6 @@ from concm.errors import Misuse
 BACKBONE = "efficientnet_lite0"
 LITE_BLOCKS = 2
 """How many of the last blocks of an EfficientNet-Lite photos are read from, unless something else is asked for."""
-KEPT = "backbone.safetensors"
-"""The file in which a store keeps a network that it could not find again."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from concm.classifier import database
 from concm.classifier.change import KEEP, KIND, Change
-from concm.classifier.folder import copied, is_state_file, new_folder, no_store, refuse_foreign
+from concm.classifier.folder import KEPT, copied, is_state_file, new_folder, no_store, refuse_foreign
 from concm.classifier.proof import CLASSES, DATABASE, EVALUATIONS, commit, described
 from concm.classifier.rows import (
     LASTING,
@@ -232,7 +232,7 @@ class Store:
             with new_folder(destination) as draft:
                 (draft / "states").mkdir()
                 own = [file for file in (self.path / "states").iterdir() if is_state_file(file)]
-                for file in track([*own, self.path / "backbone.safetensors"], "copying"):
+                for file in track([*own, self.path / KEPT], "copying"):
                     if file.is_file():
                         copied(file, draft / file.relative_to(self.path))
                 with closing(sqlite3.connect(database.file(draft))) as copy:

@@ -49,7 +49,7 @@ class Structure:
                     raise ValueError(f"{name} has values that are no numbers")
             meta = json.loads(about["meta"])
             found = cls(tensors, *(meta[name] for name in ("labels", "base", "version", "quantiles")))
-            if len(found.labels) != len(tensors["bias"]):
+            if any(len(found.labels) != len(tensors[name]) for name in ("bias", "offset") if name in tensors):
                 raise ValueError("it has other classes than labels")
             return found
 

@@ -33,7 +33,8 @@ class Trial:
     """Prototype scores and labels of held-out base images and of left-out novel shots.
 
     `held` and `shots` are their features; `expected` (novel classes,) is the cosine to its prototype that a new image
-    of each class is expected to have, by the number of its shots; `seen` marks the classes that have any.
+    of each class is expected to have, by the number of its shots; `seen` marks the classes that have any; `copies` are
+    the rows that stand for each shot.
     """
 
     held: Tensor
@@ -45,6 +46,7 @@ class Trial:
     expected: Tensor
     seen: Tensor
     count: int
+    copies: int
 
     @classmethod
     @torch.no_grad()
@@ -56,9 +58,10 @@ class Trial:
         some = _some(memory.held_labels, engine.seed, len(prototypes))
         held, held_labels = memory.held[some], memory.held_labels[some]
         known = torch.cat([F.normalize(memory.apart), prototypes[base:]])
-        own, labels, shots, expected = _left_out(engine, prototypes)
+        (own, labels, shots, expected), copies = _left_out(engine, prototypes)
         scores = (shots @ prototypes.T).scatter(1, labels[:, None], own[:, None])
-        return cls(held, shots, held @ known.T, held_labels, scores, labels, expected, memory.counts[base:] > 0, base)
+        seen = memory.counts[base:] > 0
+        return cls(held, shots, held @ known.T, held_labels, scores, labels, expected, seen, base, copies)
 
     @torch.no_grad()
     def total(self, head: Head) -> tuple[Tensor, Tensor]:
@@ -130,8 +133,9 @@ def _some(labels: Tensor, seed: int, classes: int) -> Tensor:
     return order.sort().values.to(labels.device)
 
 
-def _left_out(engine: Engine, prototypes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Each shot's score of its own class if it were new, its label, its features, and the classes' expected scores.
+def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], int]:
+    """Each shot's score of its own class if it were new, its label, its features, and the classes' expected scores;
+    and how many rows stand for a shot.
 
     A shot is left out of its prototype with all shots that were taken together with it, and its score is raised by as
     much as a prototype of all shots is expected to do better. A single shot cannot be left out: its own score is
@@ -162,7 +166,7 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[Tensor, Tensor, Tenso
     usual = said.mean() if len(said) else predicted.norm(dim=1).mean() / 2
     by_class = expected(every, memory.counts[base:], usual.expand(len(counts)), alike.mean().expand(len(counts)))
     if not len(shots):
-        return said, labels, shots, by_class
+        return (said, labels, shots, by_class), 1
     whole = torch.cat([shots[:, None], memory.views[some]], 1).mean(1)
     groups = taken_together(shots, labels, 2 - 2 * alike.mean())
     same = groups[:, None] == groups
@@ -175,14 +179,15 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[Tensor, Tensor, Tenso
     own = own + expected(at, counts[at], said, alike[at]) - expected(at, left.clamp(min=1), said, alike[at])
     single = left < 1
     if not single.any():
-        return own, labels, shots, by_class
+        return (own, labels, shots, by_class), 1
     places = torch.special.ndtri((torch.arange(IMPUTED, device=at.device) + 0.5) / IMPUTED).to(shots.dtype)
     guess = expected(at, counts[at], said, alike[at])
     apart = _deviation(memory.held[:PAIRED], memory.held_labels[:PAIRED]) * (
         1 - engine._trust(miss[at], alike[at], counts[at])
     )
     spreads = torch.where(single[:, None], guess[:, None] + apart[:, None] * places, own[:, None])
-    return spreads.flatten(), labels.repeat_interleave(IMPUTED), shots.repeat_interleave(IMPUTED, 0), by_class
+    labels, shots = labels.repeat_interleave(IMPUTED), shots.repeat_interleave(IMPUTED, 0)
+    return (spreads.flatten(), labels, shots, by_class), IMPUTED
 
 
 def _deviation(features: Tensor, labels: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 def _kind(column: Sequence[str]) -> str:
     """What marks a column of words, which begin at one place; figures end there."""
-    return ' class="words"' if any(cell[:1].isalpha() for cell in column) else ""
+    return ' class="words"' if 2 * sum(cell[:1].isalpha() for cell in column) >= max(1, len(column)) else ""
 
 
 def _strip(name: str | None, taught: Sequence[Shown]) -> str:

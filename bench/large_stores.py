@@ -52,7 +52,7 @@ DIMENSION, PHOTOS, SPREAD, ASKED = 512, 3, 0.03, 320
 class NoBackbone:
     """Stands where a store has its encoder: nothing is ever encoded here."""
 
-    name, meta, layout = "none", {"recipe": None}, (DIMENSION,)
+    name, source, meta, layout = "none", "none", {"recipe": None}, (DIMENSION,)
     identity = Identity("none", "none")
 
 
@@ -85,7 +85,6 @@ def lesson(known: list[str], first: int, last: int, shots: int = PHOTOS) -> Less
             for at, own in zip(range(first, last), every, strict=True)
         },
         [],
-        (DIMENSION,),
     )
 
 

@@ -51,7 +51,7 @@ def world(
     write_world(Path("photos/test"), ["badger", "fox", "hare", "otter", "lynx"], 4, first=100)
     for number, name in enumerate(["a.jpg", "b.jpg", "c.jpg", "x.jpg", "y.jpg"]):
         write_class(Path("."), 1, name="okapi", first=number)[0].rename(name)
-    monkeypatch.setattr("concm.classifier.classifier.BACKBONE", BACKBONE)
+    monkeypatch.setattr("concm.classifier.sight.BACKBONE", BACKBONE)
     small = Bank.bundled().vary(sessions=3)
     small = replace(small, test=small.test.where(torch.arange(0, len(small.test.labels), 10)))
     monkeypatch.setattr(Bank, "bundled", classmethod(lambda cls, name="cifar100": small))

@@ -205,6 +205,7 @@ th, td { padding: .4rem .9rem .4rem 0; text-align: right; border-bottom: 1px sol
 th:first-child, .words { text-align: left }
 thead th { color: var(--soft); font-weight: 600; vertical-align: bottom }
 td { white-space: nowrap }
+td.words { white-space: normal }
 img.figure { display: block; max-width: 100%; height: auto; margin: 1rem 0; background: #fff; border-radius: .4rem }
 tbody th { font-weight: 500; min-width: 7rem }
 @media print { figure, tr { break-inside: avoid } }

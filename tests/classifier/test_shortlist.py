@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -40,6 +42,4 @@ def test_the_best_scores_are_exact_and_the_others_nearly_so(classes):
 
 
 def test_a_head_with_a_structure_takes_none():
-    from dataclasses import replace
-
     assert not Shortlist.helps(replace(head(5), structure=torch.ones(1, 5, 4)))

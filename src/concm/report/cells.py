@@ -61,7 +61,7 @@ def above(row: Row) -> str:
         return "–"
     if row.above_interval is None:
         return signed(row.above_curve, 1)
-    return f"{signed(row.above_curve, 2)} ({' to '.join(signed(end, 2) for end in row.above_interval)})"
+    return apart(Difference(row.above_curve, row.above_interval))
 
 
 def signed(value: float, digits: int) -> str:

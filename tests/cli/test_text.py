@@ -154,7 +154,7 @@ def test_what_is_no_text_is_not_written_to_standard_output(zoo, tmp_path, capsys
         ["export", zoo, f"--onnx={name}"],
         ["bank", f"--figure={name}"],
         ["bench", f"--figure={name}"],
-        ["bench", f"--leaderboard={name}"],
+        ["leaderboard", "table.json", f"--out={name}"],
     ):
         said = refusal(capsys, *words, code=2)
         assert said == f"{name} stands for standard output, which takes text alone; give the name of a file"

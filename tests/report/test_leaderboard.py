@@ -63,6 +63,8 @@ def table(*rows: Row, recipe: dict | None = None, weights: str = "abc") -> Table
 SHARED = table(
     row("concm", 61.0, 60.0, 2.0), row("teen", 51.0, 60.5, 0.5), row("orco", 58.0, 52.0, None), row("ncm", 49.0)
 )
+END = {"last_base": 50.0, "last_novel": 50.0}
+"""The last base and novel accuracy of the printed rows, by their last harmonic mean and accuracy."""
 CLOSER = {"method": "closer", **to_json(SpreadAndCloseness.schedule), "epochs": 100}
 OWN = table(row("closer", 47.0), row("ncm", 47.0), row("concm", 55.0), recipe=CLOSER)
 
@@ -232,10 +234,11 @@ def test_the_verdict_is_computed_session_by_session_and_no_words_take_its_place(
     monkeypatch.setattr(papers, "remarks", lambda scenario: {"teen": "another backbone"})
     away = replace(row("teen", 51.0, 60.5), hm=[53.0] * 4 + [46.0] * 4)
     found = under(
-        leaderboard.page(table(away, row("orco", 58.0, 52.0)), [], "x.png").splitlines(), "Beside their papers"
+        leaderboard.page(table(away, replace(row("orco", 58.0, 52.0), **END)), [], "x.png").splitlines(),
+        "Beside their papers",
     )
     assert line(found, "| `teen`") == "| `teen` | 3.54 | +13.3 | +10.5 | +20.0 | −10.0 | not reproduced |"
-    assert line(found, "| `orco`").endswith("| reproduced within 3 points RMS |")
+    assert line(found, "| `orco`").endswith("| reproduced within 3 points |")
     assert line(found, "- `teen`") == "- `teen`: another backbone."
 
 
@@ -244,9 +247,9 @@ def test_this_library_s_engine_is_never_called_a_reproduction(page):
 
 
 def test_the_published_form_is_judged_too_and_other_variants_are_not():
-    rows = (row("concm:published", 59.0), row("concm:alpha=0.5", 59.0), row("ncm", 49.0))
+    rows = (replace(row("concm:published", 59.0), **END), row("concm:alpha=0.5", 59.0), row("ncm", 49.0))
     found = under(leaderboard.page(table(*rows), [], "x.png").splitlines(), "Beside their papers")
-    assert line(found, "| `concm:published`").endswith("| reproduced within 3 points RMS |")
+    assert line(found, "| `concm:published`").endswith("| reproduced within 3 points |")
     assert not [words for words in found if "alpha" in words]
 
 
@@ -268,12 +271,32 @@ def test_methods_that_train_the_backbone_have_a_table_with_their_control():
     assert [line.split("`")[1] for line in found if line.startswith("| ") and "`" in line] == ["ncm", "icarl"]
 
 
-def test_one_that_trains_the_same_backbone_further_counts_among_the_others():
+def test_one_on_a_bank_of_its_own_has_other_shots_and_is_not_compared_draw_by_draw():
     tuned = table(row("lcwof", 63.0), row("ncm", 49.0))
-    elsewhere = table(row("icarl", 64.0), row("ncm", 49.0), weights="other")
-    found = leaderboard.page(SHARED, [tuned, elsewhere], "x.png").splitlines()
-    said = line(under(found, leaderboard.AGAINST), "- **AHM")
-    assert said.startswith("- **AHM 61.00**; above it: `lcwof` +2.00; no method ties with it; below it: `orco`")
+    found = leaderboard.page(SHARED, [tuned], "x.png").splitlines()
+    assert "lcwof" not in "".join(under(found, leaderboard.AGAINST))
+
+
+def test_heights_over_another_control_than_the_shared_one_are_left_out():
+    shared = replace(SHARED, control="ncm_metric")
+    own = table(row("closer", 56.0, above=1.5), row("concm", 57.0), row("ncm", 47.0), recipe=CLOSER)
+    for control, height in (("ncm_metric", "+1.5"), ("ncm", "–")):
+        found = leaderboard.page(shared, [replace(own, control=control)], "x.png").splitlines()
+        cells = line(under(found, "Methods with a base session of their own"), "| `closer`").split(" | ")
+        assert cells[5] == height
+
+
+def test_a_row_that_is_near_by_session_but_ends_elsewhere_is_not_called_reproduced():
+    ends = replace(row("orco", 57.12, 52.19), last_base=90.0, last_novel=20.0)
+    found = under(leaderboard.page(table(ends), [], "x.png").splitlines(), "Beside their papers")
+    assert line(found, "| `orco`").endswith("| near session by session, but not in its last base and novel accuracy |")
+
+
+def test_a_method_without_a_printed_row_is_named_and_has_its_remark(monkeypatch):
+    monkeypatch.setattr(papers, "remarks", lambda scenario: {"gkeal": "another backbone"})
+    found = under(leaderboard.page(table(row("gkeal", 57.0)), [], "x.png").splitlines(), "Beside their papers")
+    assert "That table prints no row of `gkeal`, so there is no verdict on these." in found
+    assert "- `gkeal`: another backbone." in found
 
 
 def test_where_concm_is_not_ahead_on_a_method_s_own_features_is_said():
@@ -319,18 +342,26 @@ def test_without_a_height_above_the_curve_nothing_is_said_of_it():
 
 @pytest.mark.parametrize("change", [{"scenario": "elsewhere"}, {"cut": Cut(60, 5, 1, 8)}])
 def test_a_table_of_something_else_does_not_stand_beside(change, tmp_path, capsys):
-    replace(OWN, **{"scenario": "cifar100", **change}).save(tmp_path / "x.json")
-    assert call("bench", "--leaderboard", tmp_path / "x.md", "--beside", tmp_path / "x.json") == 1
-    assert "cannot stand beside this" in sentence(capsys.readouterr().err)
+    SHARED.save(tmp_path / "first.json")
+    replace(OWN, **change).save(tmp_path / "x.json")
+    assert call("leaderboard", tmp_path / "first.json", tmp_path / "x.json", "--out", tmp_path / "x.md") == 1
+    assert "x.json cannot stand beside" in sentence(capsys.readouterr().err)
+    assert not (tmp_path / "x.md").exists()
 
 
 def test_something_else_than_a_table_is_refused(tmp_path, capsys):
     (tmp_path / "x.json").write_text("[]")
-    assert call("bench", "--leaderboard", tmp_path / "x.md", "--beside", tmp_path / "x.json") == 1
+    assert call("leaderboard", tmp_path / "x.json", "--out", tmp_path / "x.md") == 1
     said = sentence(capsys.readouterr().err)
     assert said.startswith(f"{tmp_path / 'x.json'} is damaged or not a table of `concm bench --json`")
-    assert call("bench", "--beside", tmp_path / "x.json") == 2
-    assert "--beside goes with --leaderboard" in sentence(capsys.readouterr().err)
+
+
+def test_one_command_writes_the_page_from_its_files(tmp_path, capsys):
+    SHARED.save(tmp_path / "first.json")
+    OWN.save(tmp_path / "own.json")
+    assert call("leaderboard", tmp_path / "first.json", tmp_path / "own.json", "--out", tmp_path / "board.md") == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'board.md'} and {tmp_path / 'board.png'}\n"
+    assert (tmp_path / "board.md").read_text() == leaderboard.page(SHARED, [OWN], "board.png")
 
 
 @pytest.mark.parametrize("scenario", ["cifar100"])

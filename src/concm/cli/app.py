@@ -29,7 +29,7 @@ for command in (
     *(corrections.forget, corrections.undo),
     *(keeping.verify, keeping.backup, keeping.export),
     *(serve.serve, demo.demo),
-    *(bench.bench, bench.methods, bench.conformance),
+    *(bench.bench, bench.leaderboard, bench.methods, bench.conformance),
     *(base.train, banks.features, banks.bank),
     *(lists.attributes, lists.scenarios, lists.backbones),
 ):

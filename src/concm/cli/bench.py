@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from concm.cli.options import Machine
 from concm.errors import ConcmError, Misuse, at_least, at_most
-
-if TYPE_CHECKING:
-    from concm.evaluation.statistics import Table
-    from concm.features.bank import Bank
 
 
 def bench(
@@ -32,8 +28,6 @@ def bench(
     csv: Path | None = None,
     latex: Path | None = None,
     figure: Path | None = None,
-    leaderboard: Path | None = None,
-    beside: list[Path] | None = None,
     on: str = "here",
     jobs: int | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -80,10 +74,6 @@ def bench(
         Also write the table by session as LaTeX (booktabs), with the published rows above it.
     figure
         The picture; by default bench.png beside the results.
-    leaderboard
-        Also write a page of Markdown with all rows, and its picture beside it.
-    beside
-        Tables of other banks, written with `--json`, that the leaderboard shows too.
     on
         Where runs go: `here`; `ray`, a Ray cluster that is started on this machine for as long as the command takes, or
         the one that the variable RAY_ADDRESS names; or `ray://HOST:PORT`. Results are written here in any case.
@@ -106,13 +96,10 @@ def bench(
     at_least(1, draws=draws, seeds=seeds, jobs=1 if jobs is None else jobs)
     at_least(0, seed=seed)
     at_most(10_000, draws=draws, seeds=seeds)
-    refuse_stream(figure, leaderboard)
+    refuse_stream(figure)
     asked_for = Machine(device=device).accelerator() if on == "here" else device
-    if beside and leaderboard is None:
-        raise Misuse("`beside` goes with `leaderboard`, the page that shows those tables")
     source = BankSource(scenario, bank, way, shot, sessions)
     loaded = source.bank()
-    others = [_comparable(Table.load(path), path, loaded) for path in beside or []]
     meant = [name for name, entry in entries().items() if entry.meant_for(loaded.scenario.name)]
     every = {
         f"{footing}all": [f"{footing}{name}" for name in meant if unfit(choose(f"{footing}{name}"), loaded) is None]
@@ -144,18 +131,30 @@ def bench(
         if file is not None:
             write_whole(file, text().encode())
             written.append(file)
-    if leaderboard is not None:
-        from concm.report.leaderboard import write
-
-        written += write(leaderboard, table, others)
     say(f"wrote {' and '.join(map(str, written))}; one result file for each run in {out}")
 
 
-def _comparable(table: Table, path: Path, bank: Bank) -> Table:
-    """The table, if it can stand beside the one that is about to be made."""
-    if not table.comparable(bank):
-        raise ConcmError(f"{path} cannot stand beside this: it has another scenario or cut")
-    return table
+def leaderboard(tables: list[Path], *, out: Path = Path("leaderboard.md")) -> None:
+    """Write a page of all methods that were measured, from tables of `concm bench --json`, and its picture beside it.
+
+    Parameters
+    ----------
+    tables
+        The table of the shared bank first; then more rows of that bank, and tables of other banks of the same scenario.
+    out
+        The page, in Markdown.
+    """
+    from concm.evaluation.statistics import Table
+    from concm.files import refuse_stream
+    from concm.report.leaderboard import write
+    from concm.report.tables import say
+
+    refuse_stream(out)
+    first, *others = [Table.load(path) for path in tables]
+    for path, other in zip(tables[1:], others, strict=True):
+        if (other.scenario, other.cut) != (first.scenario, first.cut):
+            raise ConcmError(f"{path} cannot stand beside {tables[0]}: it has another scenario or cut")
+    say(f"wrote {' and '.join(map(str, write(out, first, others)))}")
 
 
 def conformance(method: str, /) -> None:

@@ -183,11 +183,12 @@ def _by_draw(values: Sequence[float], draws: Sequence[int]) -> list[float]:
 
 
 def _mean_curve(curves: Sequence[Curve | None]) -> Curve | None:
+    """The mean of curves, with as many digits as they mean anything, since tables are mostly such numbers."""
     known = [curve for curve in curves if curve is not None]
     if not known:
         return None
     names = ("bias", "base", "novel")
-    return Curve(*(np.mean([getattr(curve, name) for curve in known], 0).tolist() for name in names))
+    return Curve(*(np.mean([getattr(curve, name) for curve in known], 0).round(4).tolist() for name in names))
 
 
 def rows(results: Sequence[Result]) -> list[Row]:
@@ -286,7 +287,3 @@ class Table:
         """Read it back."""
         with loading(path, "table of `concm bench --json`", "make it again with this version"):
             return from_json(cls, json.loads(path.read_text(encoding="utf-8")))
-
-    def comparable(self, bank: Bank) -> bool:
-        """Whether it is of the same scenario and cut as the bank's will be; draws that both have are compared."""
-        return (self.scenario, self.cut) == (bank.scenario.name, Cut.of(bank.scenario))

@@ -1,4 +1,4 @@
-"""Joint training: a classifier trained from scratch at every session on all images seen so far, balanced over classes.
+"""Joint training: a classifier trained from scratch at every session on all images seen so far, classes counting alike.
 
 It is the usual upper reference of incremental learning, on the same frozen features; no few-shot learner may keep so
 many images. (Balanced joint training is argued for in "Does Prior Data Matter?", arXiv 2503.10003.)
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.features.sessions import BaseSession, Session
+from concm.features.sessions import BaseSession, Session, rows_by_class
 from concm.methods.base import Learner
 from concm.methods.imprint import BaseTraining, learned_rows
 from concm.methods.registry import POOL, method
@@ -56,11 +56,11 @@ class Joint(Learner):
         self._train(session.to(self.device))
 
     def _train(self, session: Session) -> None:
-        """Train from scratch, on as many images of each class as the smallest class has."""
+        """Train from scratch, on all images, those of smaller classes as often as makes all classes count alike."""
         classes = range(session.classes.stop)
-        fewest = int(torch.bincount(self.labels, minlength=len(classes)).min())
-        order = torch.randperm(len(self.labels), generator=self.generator, device=self.device)
-        rows = torch.cat([order[self.labels[order] == label][:fewest] for label in classes])
+        own = rows_by_class(self.labels, len(classes))
+        most = torch.arange(max(map(len, own)), device=self.device)
+        rows = torch.cat([each[most % len(each)] for each in own])
         balanced = replace(session, classes=classes, features=self.images[rows], labels=self.labels[rows])
 
         def loss(cosines: Tensor, labels: Tensor, _: Tensor) -> Tensor:

@@ -8,28 +8,16 @@ from pathlib import Path
 from concm.evaluation.paired import Difference
 from concm.evaluation.statistics import Row, Table, difference, ranks
 from concm.files import write_whole
-from concm.methods.registry import EQUAL, known
+from concm.methods.registry import EQUAL
 from concm.report import figures
 from concm.report import leaderboard_papers as papers
-from concm.report.cells import (
-    COSTS,
-    MEASURED,
-    apart,
-    by_session,
-    cells,
-    costs,
-    heads_of_official,
-    line,
-    mark,
-    official,
-    ruled,
-)
-from concm.report.leaderboard_papers import OURS, PLAIN, ahm
-from concm.report.provenance import backbone, draws, given, ran, schedule, varied
+from concm.report.cells import COSTS, MEASURED, apart, by_session, cells, costs, line, mark, ruled
+from concm.report.leaderboard_papers import OURS
+from concm.report.leaderboard_tables import group, own, table, tuning, with_own_base_session
+from concm.report.provenance import backbone, draws, given, ran
 from concm.report.remarks import reading
-from concm.report.reproduction import printed
 
-AGAINST = "This library's engine against every other method that begins with this backbone"
+AGAINST = "This library's engine against every other method on these features"
 COMPARED = (("ahm", "AHM"), ("fa", "FA"), ("above_curve", "height above the curve"))
 
 
@@ -37,26 +25,27 @@ def write(path: Path, found: Table, others: list[Table]) -> list[Path]:
     """The page, and its picture beside it; `others` are tables of other banks, or more rows of the same."""
     found, others = found.joined(others)
     picture = path.with_suffix(".png")
-    figures.trade_offs([_points(table) for table in (found, *others) if table is found or _own(table)], picture)
+    shown = [one for one in (found, *others) if one is found or own(one)]
+    figures.trade_offs([_points(one, found.control) for one in shown], picture)
     write_whole(path, page(found, others, picture.name).encode())
     return [path, picture]
 
 
 def page(found: Table, others: list[Table], picture: str) -> str:
-    """All of it, from what the bench measured."""
-    tuned = [other for other in others if not other.base_session and _own(other)]
-    owned = [other for other in others if other.base_session and _own(other)]
-    fuller = [other for other in others if not _own(other) and _same(other, found)]
-    plain = [other for other in others if not _own(other) and not _same(other, found)]
-    same = [other for other in tuned if _same(other, found)]
-    lines = [*_beginning(found, picture), *_shared(found), *_fuller(fuller), *_equal(found), *_against(found, same)]
+    """All of it, from what the bench measured; heights over another control than the first table's are left out."""
+    others = [other if other.control == found.control else _without_heights(other) for other in others]
+    tuned = [other for other in others if not other.base_session and own(other)]
+    owned = [other for other in others if other.base_session and own(other)]
+    fuller = [other for other in others if not own(other) and _same(other, found)]
+    plain = [other for other in others if not own(other) and not _same(other, found)]
+    lines = [*_beginning(found, picture), *_shared(found), *_fuller(found, fuller), *_equal(found), *_against(found)]
     if tuned:
-        lines += _tuning(tuned)
+        lines += tuning(tuned)
     if owned or plain:
-        lines += _with_own_base_session(owned, plain)
+        lines += with_own_base_session(found.control, owned, plain)
     sources = [(row, found) for row in found.rows]
     sources += [(row, other) for other in fuller for row in other.rows if found.row(row.method) is None]
-    sources += [(row, other) for other in [*tuned, *owned] for row in _own(other)]
+    sources += [(row, other) for other in [*tuned, *owned] for row in own(other)]
     rows = [row for row, _ in sources]
     parts = (
         _by_session(found, rows),
@@ -76,18 +65,18 @@ def _beginning(found: Table, picture: str) -> list[str]:
         f"# Leaderboard: {found.scenario}",
         "",
         f"{cut.base} base classes, then {cut.sessions} sessions of {cut.way}-way {cut.shot}-shot. Figures are means ± "
-        f"standard deviations (of a sample) of {draws(found)} of the shots, which are the same for every method. "
-        "Differences are paired by draw, with their 95 % interval over the draws that both have; where it contains "
-        "zero, methods tie and share a rank. Settings are those of the papers or, where the file of a method says so, "
-        "chosen without test images. Published figures are those of the table in the ConCM paper: one draw, and each "
-        "method with a backbone of its own.",
+        f"standard deviations (of a sample) of {draws(found)} of the shots, which are the same for every method of a "
+        "table. Differences are paired by draw, with their 95 % interval over the draws that both have; where it "
+        "contains zero, methods tie, and one that ties with the first of a rank shares it. Settings are those of the "
+        "papers or, where the file of a method says so, chosen here. Published figures are those of the table in the "
+        "ConCM paper: one draw, and each method with a backbone of its own.",
         "",
         f"![Base and novel accuracy after the last session]({picture})",
         "",
         f"*Where each method stands after the last session. A line is the curve that `{found.control}` describes with "
         "any constant on its novel scores: the thick one on the shared backbone, thin ones on the features of methods "
-        "with a base session of their own, each in front of its own curve. HM is mostly a place on such a curve, so "
-        "what counts is to lie above it.*",
+        "with a base session of their own, each in front of its own curve, where that control was run on them. HM is "
+        "mostly a place on such a curve, so what counts is to lie above it.*",
         "",
         *caveats,
     ]
@@ -99,21 +88,40 @@ def _shared(found: Table) -> list[str]:
         "",
         f"Features of one {backbone(found)}; {ran(found)}.{given(found)}",
         "",
-        *_table(found, [row for row in found.rows if not _level(row)]),
+        *table(found, [row for row in found.rows if not _level(row)]),
         "",
         f'Ranks are by AHM. "Above the curve" are points of novel accuracy over `{found.control}` with any constant, '
         "at the method's own base accuracy, with the 95 % interval over the draws; – stands where the curve does not "
-        "reach so far. [What each costs](#what-each-costs) is below, as is every [session](#by-session).",
+        f"reach so far.{_references(found)} [What each costs](#what-each-costs) is below, as is every "
+        "[session](#by-session).",
         "",
     ]
 
 
-def _fuller(others: list[Table]) -> list[str]:
+def _references(found: Table) -> str:
+    """What references see of novel classes, as a sentence."""
+    if found.given is None or not any(group(row.method) == "reference" for row in found.rows):
+        return ""
+    return (
+        f" References see all {found.given.candidates} candidates of each novel class, where a base class has "
+        f"{found.given.on} images, so they are no upper bounds."
+    )
+
+
+def _fuller(found: Table, others: list[Table]) -> list[str]:
     """Rows of the same backbone on banks that hold more, or fewer, of the images."""
     lines = ["## With another part of the same images", ""] if others else []
     for other in others:
-        lines += [f"Other draws, {ran(other)}.{given(other)}", "", *_table(other, other.rows), ""]
+        known = found.given is not None and other.given is not None
+        alike = known and found.given.candidates == other.given.candidates  # type: ignore[union-attr]
+        shots = "The same candidates and so the same shots" if alike else "Other draws"
+        lines += [f"{shots}, {ran(other)}.{given(other)}", "", *table(other, other.rows), ""]
     return lines
+
+
+def _without_heights(found: Table) -> Table:
+    """A table whose control is not the first one's: heights over it would not be comparable."""
+    return replace(found, rows=[replace(row, above_curve=None, above_interval=None) for row in found.rows])
 
 
 def _same(one: Table, other: Table) -> bool:
@@ -138,8 +146,8 @@ def _equal(found: Table) -> list[str]:
     compared = [*rows, *(row for row in found.rows if row.method == OURS)]
     places = ranks(compared, "ahm")
     for row in sorted(compared, key=lambda row: -row.ahm):
-        own = found.row(row.method.removeprefix(EQUAL)) if _level(row) else None
-        gain = None if own is None else _lead(row, own, "ahm")[0]
+        plain = found.row(row.method.removeprefix(EQUAL)) if _level(row) else None
+        gain = None if plain is None else _lead(row, plain, "ahm")[0]
         lines.append(line(str(places[row.method]), mark(row.method), *cells(row), "–" if gain is None else apart(gain)))
     return [*lines, ""]
 
@@ -149,33 +157,12 @@ def _level(row: Row) -> bool:
     return row.method.startswith(EQUAL)
 
 
-def _table(found: Table, rows: list[Row]) -> list[str]:
-    ranked = [row for row in rows if _group(row.method) != "reference" and _meant(row.method, found.scenario)]
-    places = ranks(ranked, "ahm")
-    more = heads_of_official(rows)
-    lines = ruled("rank", "method", *MEASURED, *more, "published AHM / FA")
-    for row in sorted(rows, key=lambda row: -row.ahm):
-        entry = printed(found, row)
-        there = "–" if entry is None else f"{entry.ahm} / {entry.fa}"
-        measured = (*cells(row), *(official(row) for _ in more))
-        lines.append(line(str(places.get(row.method, "–")), mark(row.method), *measured, there))
-    return (
-        [*lines, "", "Official figures have the shots of the published lists, as papers report them."]
-        if more
-        else lines
-    )
-
-
-def _against(found: Table, same: list[Table]) -> list[str]:
-    """ConCM against every other method that begins with the same backbone, said plainly."""
-    rows = {row.method: row for row in found.rows}
-    for other in same:
-        alike = other.control == found.control
-        rows |= {row.method: row if alike else replace(row, above_curve=None) for row in _own(other)}
-    if OURS not in rows:
+def _against(found: Table) -> list[str]:
+    """ConCM against every other method on the same features and shots, said plainly."""
+    ours = found.row(OURS)
+    if ours is None:
         return []
-    ours = rows.pop(OURS)
-    others = [row for row in rows.values() if _group(row.method) != "reference"]
+    others = [row for row in found.rows if row is not ours and group(row.method) != "reference"]
     lines = [f"## {AGAINST}", ""]
     for name, title in COMPARED:
         if getattr(ours, name) is None:
@@ -189,7 +176,11 @@ def _against(found: Table, same: list[Table]) -> list[str]:
             for words, names in (("above it", above), ("ties with it", ties), ("below it", below))
         ]
         lines.append(f"- **{title} {getattr(ours, name):.2f}**; {'; '.join(said)}.")
-    return [*lines, "", "References see what no few-shot learner may see, and are left out here.", ""]
+    about = (
+        "References see what no few-shot learner may see, and are left out here, as are methods on other banks, whose "
+        "shots are others: each stands beside the controls of its own table."
+    )
+    return [*lines, "", about, ""]
 
 
 def _lead(row: Row, other: Row, name: str) -> tuple[Difference, bool]:
@@ -198,55 +189,6 @@ def _lead(row: Row, other: Row, name: str) -> tuple[Difference, bool]:
     if paired is None:
         return Difference(getattr(row, name) - getattr(other, name), None), False
     return paired, paired.tie
-
-
-def _tuning(tuned: list[Table]) -> list[str]:
-    lines = ["## Methods that go on training the backbone", ""]
-    for other in tuned:
-        about = f"They begin with a copy of {backbone(other)} and see pictures; {ran(other)}."
-        lines += [about, "", *_table(other, other.rows), ""]
-    return lines
-
-
-def _with_own_base_session(owned: list[Table], plain: list[Table]) -> list[str]:
-    """Each on the backbone that its own base session trained, beside others on the same features."""
-    first = [*owned, *plain][0]
-    lines = [
-        "## Methods with a base session of their own",
-        "",
-        f"Each method runs on the {first.backbone['name']} that its own base session trained, so rows differ by more "
-        f"than the method, and there is no rank. `{PLAIN}` and `{OURS}` on the same features stand beside it (AHM), "
-        f"and its curve is that of `{first.control}` on all that the backbone reads, turned pictures included. "
-        f"Brackets say where the schedule is not that of the method's file. {_ahead(owned)}",
-        "",
-        *ruled("method", "base session", *MEASURED, *(f"`{name}` there" for name in (PLAIN, OURS))),
-    ]
-    apart = list[str]()
-    for other in sorted(owned, key=lambda other: -max(row.ahm for row in _own(other))):
-        for row in sorted(_own(other), key=lambda row: -row.ahm):
-            there = [ahm(other, name) for name in (PLAIN, OURS)]
-            ranked = lines if _meant(row.method, other.scenario) else apart
-            ranked.append(line(mark(row.method), schedule(other), *cells(row), *there))
-    for other in plain:
-        row = next(row for row in other.rows if row.method == PLAIN)
-        there = [ahm(other, name) for name in (PLAIN, OURS)]
-        lines.append(line(f"`{PLAIN}`", f"ours: {varied(other)}", *cells(row), *there))
-    if apart:
-        heads = ruled("method", "base session", *MEASURED, *(f"`{name}` there" for name in (PLAIN, OURS)))
-        about = (
-            "Apart from that, since these were published for other data, and here almost all of their numbers are ours:"
-        )
-        lines += ["", about, "", *heads, *apart]
-    return [*lines, ""]
-
-
-def _ahead(owned: list[Table]) -> str:
-    """Whether ConCM is above the methods on their own features."""
-    pairs = [(row, ours) for other in owned for row in _own(other) for ours in other.rows if ours.method == OURS]
-    ahead = [row.method for row, ours in pairs if ours.ahm > row.ahm]
-    behind = [f"`{row.method}`" for row, ours in pairs if ours.ahm <= row.ahm]
-    said = f"On their own features this library's engine has the higher AHM in {len(ahead)} of {len(pairs)} cases"
-    return f"{said}; not against {', '.join(behind)}." if behind else f"{said}."
 
 
 def _by_session(found: Table, rows: list[Row]) -> list[str]:
@@ -261,38 +203,23 @@ def _costs(sources: list[tuple[Row, Table]]) -> list[str]:
     """What each method costs, saw and forgets."""
     about = (
         "PD is how far accuracy falls from the base session to the last; seconds are those of one draw, all sessions "
-        "with their evaluation; MB is what is kept between sessions beside trained weights. Exemplars are images, or "
-        "their features, that are kept; base images are those of each base class whose features the bank gives, of all "
-        "that were trained on; passes are looks of the backbone at each picture; older tables do not say either."
+        "with their evaluation, on a machine that did other runs beside it; MB is what is kept between sessions beside "
+        "trained weights. Exemplars are images, or their features, that are kept; base images are those of each base "
+        "class whose features the bank gives, of all that were trained on; passes are looks of the backbone at each "
+        "picture; older tables do not say either."
     )
     body = [line(mark(row.method), *costs(row, own)) for row, own in sorted(sources, key=lambda pair: pair[0].method)]
     return ["## What each costs", "", about, "", *ruled("method", *COSTS), *body, ""]
 
 
-def _own(found: Table) -> list[Row]:
-    """The rows for whose sake a bank was made: of the method whose base session it is, or that train its backbone."""
-    groups = ("own base session", "updates the backbone")
-    return [row for row in found.rows if _group(row.method) in groups]
-
-
-def _points(found: Table) -> figures.Points:
-    """What the picture shows of a table: its rows with their groups, and the control's curve."""
-    rows = found.rows if not _own(found) else _own(found)
+def _points(found: Table, control: str) -> figures.Points:
+    """What the picture shows of a table: its rows with their groups, and the curve of the control."""
+    rows = found.rows if not own(found) else own(found)
     shown = [
-        (row, _group(row.method))
+        (row, group(row.method))
         for row in rows
         if not _level(row) and (found.base_session is None or ":" not in row.method)
     ]
-    control = next((row.trade_off for row in found.rows if row.method == found.control), None)
-    return figures.Points(shown, control, found.control, shared=found.base_session is None and not _own(found))
-
-
-def _group(method: str) -> str:
-    """What a method is compared with; one that is not registered shares the backbone."""
-    choice = known(method)
-    return "shared backbone" if choice is None else choice.entry.group
-
-
-def _meant(method: str, scenario: str) -> bool:
-    choice = known(method)
-    return choice is None or choice.entry.meant_for(scenario)
+    row_of_control = found.row(control)
+    curve = None if row_of_control is None else row_of_control.trade_off
+    return figures.Points(shown, curve, control, shared=found.base_session is None and not own(found))

@@ -20,16 +20,21 @@ def beside(found: Table, rows: list[Row]) -> list[str]:
         "",
         f"On the shared features nearest class mean alone has an AHM of {ahm(found, PLAIN)}. A method that is far "
         "above its paper there owes that to the backbone first. RMS is the root mean square of the differences in "
-        f"harmonic mean session by session; a row is called reproduced if that is at most {NEAR:g} points. The other "
-        "columns are differences, here minus there; the paper's last base and novel accuracy are solved from its last "
-        "harmonic mean and accuracy.",
+        "harmonic mean session by session. The other columns are differences, here minus there; the paper's last base "
+        "and novel accuracy are solved from its last harmonic mean and accuracy. A row is called reproduced if RMS and "
+        f"the differences in these two are at most {NEAR:g} points.",
         "",
         *ruled("method", "RMS", "AHM", "FA", "last base", "last novel", "verdict"),
     ]
-    said = []
+    said, silent = list[str](), list[str]()
     for row in sorted(rows, key=lambda row: row.method):
         entry = printed(found, row)
+        if words := remarks(found.scenario).get(row.method):
+            said.append(f"- `{row.method}`: {words}.")
         if entry is None:
+            choice = known(row.method)
+            if choice is not None and choice.entry.group not in ("control", "reference") and ":" not in row.method:
+                silent.append(mark(row.method))
             continue
         verdict = Verdict.of(row, entry, found.cut)
         values = (verdict.ahm, verdict.fa, verdict.last_base, verdict.last_novel)
@@ -37,9 +42,8 @@ def beside(found: Table, rows: list[Row]) -> list[str]:
         away = ("–" if value is None else signed(value, 1) for value in values)
         said_of_it = "not the published form" if row.method == OURS else verdict.words
         lines.append(line(mark(row.method), rms, *away, said_of_it))
-        if words := remarks(found.scenario).get(row.method):
-            said.append(f"- `{row.method}`: {words}.")
-    return [*lines, "", *([*said, ""] if said else [])]
+    none = [f"That table prints no row of {', '.join(silent)}, so there is no verdict on these.", ""] if silent else []
+    return [*lines, "", *none, *([*said, ""] if said else [])]
 
 
 def elsewhere(found: Table) -> list[str]:
@@ -49,7 +53,9 @@ def elsewhere(found: Table) -> list[str]:
         rows = [row for row in published.elsewhere(found.scenario) if row.pretrained == pretrained]
         if not rows:
             continue
-        about = "Accuracy over all classes, one draw, as the papers print it; most give no harmonic mean."
+        about = (
+            "Accuracy over all classes, one draw, as the source in the last column has it; most give no harmonic mean."
+        )
         apart = " These backbones were trained on far more data, so the figures stand apart." if pretrained else ""
         lines += [f"## {title}", "", about + apart, ""]
         lines += ruled("method", "paper", "backbone", "first", "last", "where it was read")

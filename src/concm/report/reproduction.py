@@ -10,7 +10,7 @@ from concm.evaluation.results import Cut
 from concm.evaluation.statistics import Printed, Row, Table
 
 NEAR = 3.0
-"""Points of root mean square distance, session by session, within which a row is called reproduced."""
+"""Points within which a row is called reproduced: of root mean square distance session by session, and at the end."""
 ALIASES = {"imprint": "iw"}
 
 
@@ -28,14 +28,22 @@ class Verdict:
     last_novel: float | None
 
     @property
-    def reproduced(self) -> bool:
+    def near(self) -> bool:
         """Whether it lands on the printed row session by session."""
         return self.rms is not None and self.rms <= NEAR
 
     @property
+    def reproduced(self) -> bool:
+        """Whether it also ends with the printed row's base and novel accuracy, as far as these are known."""
+        last = (self.last_base, self.last_novel)
+        return self.near and all(value is None or abs(value) <= NEAR for value in last)
+
+    @property
     def words(self) -> str:
         """The verdict as the page says it."""
-        return f"reproduced within {NEAR:g} points RMS" if self.reproduced else "not reproduced"
+        if self.near and not self.reproduced:
+            return "near session by session, but not in its last base and novel accuracy"
+        return f"reproduced within {NEAR:g} points" if self.reproduced else "not reproduced"
 
     @classmethod
     def of(cls, row: Row, printed: Printed, cut: Cut) -> Verdict:

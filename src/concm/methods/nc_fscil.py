@@ -90,7 +90,7 @@ class NCFSCILSettings(Checked):
     @classmethod
     def short(cls) -> NCFSCILSettings:
         """For a CPU (chosen): half of the neck's width, and a twentieth of the base session, which needs no more."""
-        return cls(hidden=1.0, base_epochs=10, size=None, base_mixing=0.0)
+        return cls(hidden=1.0, base_epochs=10)
 
 
 class Neck(nn.Module):

@@ -7,6 +7,7 @@ import gc
 import io
 import json
 import shutil
+import sqlite3
 import threading
 import zipfile
 
@@ -225,12 +226,72 @@ def test_the_same_photo_waits_once_and_can_be_dismissed(program):
 def test_the_inbox_is_still_there_when_the_server_is_started_again_and_has_bounds(program, store, monkeypatch):
     answers(program, several("submarine", 3))
     other = Inbox(store)
-    assert len(other.waiting([1, 2])) == 3
+    assert len(other.waiting()) == 3
     other.close()
     assert ROOM >= 1000
     monkeypatch.setattr("concm.server.inbox.ROOM", 2)
-    answers(program, several("submarine", 3, first=400))
-    assert program.get("/api/status").json()["inbox"] == 2
+    newest = answers(program, several("submarine", 3, first=400))[1:]
+    status = program.get("/api/status").json()
+    assert (status["inbox"], status["inbox_room"], status["inbox_dropped"]) == (2, 2, 4)
+    assert [one["inbox"] for one in program.get("/api/inbox").json()["photos"]] == [one["inbox"] for one in newest]
+
+
+def test_photos_that_do_not_wait_never_take_the_room_of_those_that_do(program, monkeypatch):
+    """Known photos that a page keeps, photos sent again, dismissed and taught ones."""
+    monkeypatch.setattr("concm.server.inbox.ROOM", 4)
+    waiting = {one["inbox"] for one in answers(program, several("submarine", 3))}
+    for _ in range(4):
+        answers(program, several("cat", 3), keep="all")
+        answers(program, several("dog", 3, first=400), keep="all")
+    for at in range(6):
+        [one] = answers(program, several("submarine", 1, first=500 + at))
+        program.post("/api/inbox/dismiss", json={"photos": [one["inbox"]]})
+    for at in range(6):
+        [one] = answers(program, several("gnu", 1, first=500 + at), keep="all")
+        program.post("/api/learn", json={"classes": {"gnu": [one["inbox"]]}})
+    assert {one["inbox"] for one in program.get("/api/inbox").json()["photos"]} == waiting
+    kept = answers(program, several("fox", 4), keep="all")
+    assert all(program.get(f"/api/inbox/{one['inbox']}/thumbnail").status_code == 200 for one in kept)
+    assert program.get("/api/status").json()["inbox_dropped"] == 0
+
+
+@pytest.mark.parametrize("path", ["photos/remove", "classes/forget"])
+def test_a_named_photo_that_is_removed_or_forgotten_waits_again(program, path):
+    numbers = [one["inbox"] for one in answers(program, several("submarine", 3))]
+    program.post("/api/learn", json={"classes": {"submarine": numbers}})
+    assert program.get("/api/status").json()["inbox"] == 0
+    own = [photo["number"] for photo in program.get("/api/classes/submarine/photos").json()["photos"]]
+    body = {"photos": own[:2]} if path == "photos/remove" else {"name": "submarine"}
+    assert program.post(f"/api/{path}", json=body).status_code == 200
+    waiting = [one["inbox"] for one in program.get("/api/inbox").json()["photos"]]
+    assert waiting == (numbers[:2] if path == "photos/remove" else numbers)
+
+
+def test_a_photo_that_two_classes_claim_is_left_out_and_still_waits(program):
+    numbers = [one["inbox"] for one in answers(program, several("submarine", 3))]
+    classes = {"submarine": numbers[:2], "lighthouse": numbers[1:]}
+    done = program.post("/api/learn", json={"classes": classes, "duplicates": "skip"}).json()
+    assert done["detail"] == "submarine (1), lighthouse (1)"
+    assert [one["inbox"] for one in program.get("/api/inbox").json()["photos"]] == [numbers[1]]
+
+
+def test_what_was_taught_from_a_file_does_not_wait_any_more(program):
+    answers(program, several("submarine", 2))
+    program.post("/api/learn", data={"name": "submarine"}, files=several("submarine", 1))
+    assert program.get("/api/status").json()["inbox"] == 1
+
+
+def test_an_inbox_of_an_older_version_is_read(store):
+    with sqlite3.connect(store / "inbox.db") as db:
+        db.execute(
+            "CREATE TABLE items (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, digest TEXT NOT NULL UNIQUE,"
+            " added TEXT NOT NULL, shown INTEGER NOT NULL, taught INTEGER, features BLOB NOT NULL,"
+            " thumbnail BLOB NOT NULL)"
+        )
+    db.close()
+    with client(store) as program:
+        answers(program, several("submarine", 1))
+        assert program.get("/api/status").json()["inbox"] == 1
 
 
 def test_photos_that_were_recognised_since_are_marked(program):

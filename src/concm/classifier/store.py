@@ -154,6 +154,14 @@ class Store:
             found = [(name, photo(*row)) for name, *row in rows]
             return [(own.id, name, own.label, own.features[0]) for name, own in found]
 
+    def digests(self) -> set[str]:
+        """What the pictures of all photos are known by."""
+        with self._reading() as db:
+            rows = db.execute(
+                "SELECT digest FROM photos JOIN classes ON classes.id = class WHERE removed IS NULL AND gone IS NULL"
+            )
+            return {digest for (digest,) in rows}
+
     def thumbnail(self, number: int) -> bytes | None:
         """The small JPEG of a photo."""
         with self._reading() as db:

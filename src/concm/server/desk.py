@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import threading
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,11 +46,12 @@ class Desk:
         self.classifier = opened()
         _ = self.classifier.store  # refuses a store that is not there
         self.predictor = Predictor(self.classifier._encoder)
-        self.inbox = Inbox(Path(store))
+        self.inbox = Inbox(Path(store), self.taught)
         self.jobs = Jobs(opened)
         self.exports = Path(tempfile.mkdtemp(prefix="concm-export-"))
         self._album: Album | None = None
         self._health: dict[str, Any] = {}
+        self._taught: tuple[int, Set[str]] = (0, frozenset())
         self._mutex, self._turning = threading.Lock(), threading.Lock()
 
     def close(self) -> None:
@@ -72,6 +73,13 @@ class Desk:
             if self._album is None or self._album.version != known.version:
                 self._album = Album.of(self.classifier.store, known)
             return self._album
+
+    def taught(self) -> Set[str]:
+        """The digests of all photos of the newest version."""
+        version = self.classifier.version
+        if self._taught[0] != version:
+            self._taught = version, self.classifier.store.digests()
+        return self._taught[1]
 
     def health(self) -> dict[str, Any]:
         """What the taught photos say of each other; found once for a version."""
@@ -104,7 +112,7 @@ class Desk:
         """The inbox, with what the newest version says; photos that are alike are in one group."""
         check_rate(unknown_rate)
         known = self.known()
-        items = self.inbox.waiting(line.version for line in self.classifier.history)
+        items = self.inbox.waiting()
         if not items:
             return []
         units = in_metric(known, torch.stack([item.features for item in items]))
@@ -121,8 +129,8 @@ class Desk:
 
     def status(self) -> dict[str, Any]:
         """What a page has to know to be up to date."""
-        store = self.classifier.store
-        line, versions = store.history()[-1], [row.version for row in store.history()]
+        versions = self.classifier.history
+        line = versions[-1]
         running = [job.told() for job in self.jobs.all() if not job.over.is_set()]
         return {
             "store": self.classifier.path.resolve().name,
@@ -131,7 +139,7 @@ class Desk:
             "can_undo": len(versions) > 1,
             "classes": line.classes,
             "photos": line.photos,
-            "inbox": len(self.inbox.waiting(versions)),
+            **self.inbox.told(),
             "jobs": running,
         }
 
@@ -141,9 +149,8 @@ class Desk:
         self, classes: Mapping[str, Sequence[int]], duplicates: Duplicates = "refuse", similar: Similar = "refuse"
     ) -> Job:
         """Teach photos of the inbox, by class: one version."""
-        numbers = [number for own in classes.values() for number in own]
         groups = {checked_name(name): self.inbox.photos(own) for name, own in classes.items()}
-        return self._learn(groups, duplicates, similar, numbers)
+        return self._learn(groups, duplicates, similar)
 
     def learn_seen(
         self, groups: Mapping[str, Sequence[Seen]], duplicates: Duplicates = "refuse", similar: Similar = "refuse"
@@ -152,9 +159,7 @@ class Desk:
         kept = {checked_name(name): [one.kept() for one in own] for name, own in groups.items()}
         return self._learn(kept, duplicates, similar)
 
-    def _learn(
-        self, groups: dict[str, list[Encoded]], duplicates: Duplicates, similar: Similar, numbers: Sequence[int] = ()
-    ) -> Job:
+    def _learn(self, groups: dict[str, list[Encoded]], duplicates: Duplicates, similar: Similar) -> Job:
         check_duplicates(duplicates)
         if not groups or not all(groups.values()):
             raise Misuse("name a class and its photos")
@@ -162,7 +167,6 @@ class Desk:
 
         def work(classifier: Classifier) -> dict[str, Any]:
             classifier._taught(lesson, duplicates, similar)
-            self.inbox.taught(numbers, classifier.version)
             return _done(classifier)
 
         return self.jobs.add(f"learn {lesson}", work)

@@ -39,8 +39,16 @@ export async function show(view, app) {
   const parts = alike.map((group) => section(`${group.length} photos that look alike`, group, changed));
   if (single.length) parts.push(section(alike.length ? "Others" : "Photos without a name", single, changed));
   if (recognised.length) parts.push(section("Recognised by now", recognised, changed));
-  view.replaceChildren(bar, ...parts);
+  view.replaceChildren(bar, full(app.status), ...parts);
   changed();
+}
+
+// What a full inbox means: nothing that waits goes without a word.
+function full({ inbox, inbox_room: room, inbox_dropped: dropped }) {
+  if (inbox < room && !dropped) return "";
+  const gone = dropped ? `: ${many(dropped, "older one was", "older ones were")} dropped since the server was started` : "";
+  return el("p", { id: "full", className: "is-unknown" }, `The inbox keeps the newest ${many(room, "photo")} that wait${gone}. `
+    + "Name or dismiss some to make room.");
 }
 
 function section(title, photos, changed) {

@@ -8,6 +8,7 @@ import io
 import json
 import shutil
 import sqlite3
+import sys
 import threading
 import zipfile
 
@@ -64,6 +65,15 @@ def test_answers_come_in_order_and_failures_beside_them(program):
     assert [said.split()[0] for said in found["failures"]] == ["x.jpg"]
 
 
+def test_a_photo_that_is_too_large_keeps_no_other_from_its_answer(program, monkeypatch):
+    monkeypatch.setattr("concm.server.uploads.MOST_BYTES", 1_000_000)
+    files = [*several("cat", 1), *sent(("big.png", png("cat") + bytes(1_000_000))), *several("dog", 1)]
+    answer = program.post("/api/predict", files=files)
+    assert answer.status_code == 200
+    assert [one["top"][0][0] for one in answer.json()["predictions"]] == ["cat", "dog"]
+    assert answer.json()["failures"] == ["big.png is too large: a photo has 1 million bytes at most"]
+
+
 def test_the_nearest_taught_photos_say_why(program):
     [found] = answers(program, several("okapi", 1), nearest=3, top=2)
     assert [photo["class"] for photo in found["nearest"]] == ["okapi"] * 3
@@ -75,6 +85,14 @@ def test_the_nearest_taught_photos_say_why(program):
 @pytest.mark.parametrize("query", ["top=0", "top=x", "nearest=99", "keep=maybe", "unknown_rate=1", "unknown_rate=nan"])
 def test_a_wrong_question_is_refused(program, query):
     assert program.post(f"/api/predict?{query}", files=several("cat", 1)).status_code == 400
+
+
+@pytest.mark.parametrize("nearest", ["-1", "21", "x", str(2**70)])
+def test_the_inbox_has_the_same_bounds(program, nearest):
+    answers(program, several("submarine", 1))
+    answer = program.get(f"/api/inbox?nearest={nearest}")
+    assert (answer.status_code, answer.json()["error"][:9]) == (400, "`nearest`")
+    assert len(program.get("/api/inbox?nearest=20").json()["photos"][0]["nearest"]) == 20
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"], ids=["a CPU", "something else, for which other threads decode"])
@@ -185,6 +203,33 @@ def test_an_answer_that_fails_says_so_and_the_next_one_works(program, monkeypatc
     assert answer.status_code == 500
     assert "secret" not in answer.text
     assert program.post("/api/classes/rename", json={"name": "okapi", "to": "gnu"}).status_code == 200
+
+
+def test_jobs_that_are_added_from_many_threads_are_all_done(program, monkeypatch):
+    """Old ones are forgotten while new ones come, and none of these is lost."""
+    monkeypatch.setattr("concm.server.jobs.KEPT", 3)
+    desk, jobs, wrong = program.app.app.state.desk, [], []
+    interval = sys.getswitchinterval()
+
+    def crowd() -> None:
+        try:
+            for _ in range(200):
+                jobs.append(desk.jobs.add("nothing", lambda classifier: {}))
+        except RuntimeError as error:
+            wrong.append(error)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=crowd) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
+    assert len(jobs) == 800
+    assert all(job.over.wait(20) for job in jobs)
 
 
 # the inbox
@@ -315,6 +360,24 @@ def test_photos_are_taught_under_a_name_or_by_their_folders(program):
     assert program.post("/api/learn", files=several("hare", 1)).status_code == 400
 
 
+LAYOUTS = [
+    ("shop/Plum/a.png", "shop/Plum/old/a.png", "shop/Leek/old/b.png"),
+    ("shop/Plum/old/a.png", "shop/Leek/old/b.png"),
+    ("shop/a.png", "shop/Plum/b.png"),
+    ("a.png", "Plum/old/b.png"),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("path", ["learn", "evaluate"])
+def test_folders_that_cannot_all_be_classes_are_refused(program, path, layout):
+    files = sent(*((name, png("gnu", at)) for at, name in enumerate(layout)))
+    answer = program.post(f"/api/{path}", files=files)
+    assert (answer.status_code, "do not lie side by side" in answer.json()["error"]) == (400, True)
+    assert program.get("/api/status").json()["version"] == 2
+    assert program.post("/api/learn", data={"name": "gnu"}, files=files).json()["detail"] == f"gnu ({len(layout)})"
+
+
 def test_photos_that_are_known_are_left_out_and_disputed_ones_refused_or_skipped(program):
     done = program.post("/api/learn", data={"name": "okapi"}, files=several("okapi", 4, first=2)).json()
     assert done["remarks"] == ["2 of 4 photos of 'okapi' are known already"]
@@ -428,13 +491,24 @@ def test_a_store_that_cannot_be_written_answers_all_the_same(store, monkeypatch)
     assert not (store / "inbox.db").exists()
 
 
+@pytest.mark.parametrize("kept", ["photos", "inbox"])
+def test_a_thumbnail_is_asked_for_again_and_sent_only_if_it_changed(program, kept):
+    number = answers(program, several("submarine", 1))[0]["inbox"] if kept == "inbox" else 1
+    first = program.get(f"/api/{kept}/{number}/thumbnail")
+    assert first.headers["cache-control"] == "private, no-cache"
+    again = program.get(f"/api/{kept}/{number}/thumbnail", headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    other = program.get(f"/api/{kept}/{number}/thumbnail", headers={"If-None-Match": '"another"'})
+    assert (other.status_code, other.content) == (200, first.content)
+
+
 # the document
 
 
 def test_the_document_describes_every_request_and_no_other(program):
     document = program.get("/api/openapi.json").json()
     described = {(path, method.upper()) for path, own in document["paths"].items() for method in own}
-    routes = {(route.path.replace(":int", ""), method) for route in api.ROUTES for method in route.methods - {"HEAD"}}
+    routes = {(route.path, method) for route in api.ROUTES for method in route.methods - {"HEAD"}}
     assert described == routes
     assert json.loads(json.dumps(openapi.document())) == document
 

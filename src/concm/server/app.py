@@ -50,7 +50,6 @@ def application(desk: Desk, keys: Keys, hosts: Hosts, limit: int = MOST_BYTES) -
         exception_handlers={
             HTTPException: _said,
             ConcmError: _said,
-            OverflowError: lambda request, error: JSONResponse({"error": "there is no such photo"}, 404),
             Exception: lambda request, error: JSONResponse({"error": "something went wrong"}, 500),
         },
         lifespan=lifespan,

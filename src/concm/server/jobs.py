@@ -52,16 +52,18 @@ class Jobs:
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._numbers = itertools.count(1)
         self._jobs: dict[int, Job] = {}
+        self._adding = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="learn", daemon=True)
         self._thread.start()
 
     def add(self, title: str, work: Work) -> Job:
         """Queue a piece of work."""
-        job = Job(next(self._numbers), title, work)
-        self._jobs[job.id] = job
-        for old in [known for known in self._jobs.values() if known.over.is_set()][:-KEPT]:
-            self._jobs.pop(old.id, None)
-        self._queue.put(job)
+        with self._adding:  # requests add from several threads
+            job = Job(next(self._numbers), title, work)
+            self._jobs[job.id] = job
+            self._queue.put(job)
+            for old in [known for known in self._jobs.values() if known.over.is_set()][:-KEPT]:
+                del self._jobs[old.id]
         return job
 
     def get(self, number: int) -> Job | None:
@@ -70,7 +72,8 @@ class Jobs:
 
     def all(self) -> list[Job]:
         """The jobs that are still remembered, oldest first."""
-        return list(self._jobs.values())
+        with self._adding:
+            return list(self._jobs.values())
 
     def close(self) -> None:
         """Finish what was begun."""

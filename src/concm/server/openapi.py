@@ -13,6 +13,16 @@ DUPLICATES = {"type": "string", "enum": ["refuse", "skip"], "default": "refuse"}
 SIMILAR = {"type": "string", "enum": ["refuse", "keep"], "default": "refuse"}
 RATE = {"unknown_rate": {**NUMBER, "default": 0.05, "minimum": 0, "exclusiveMaximum": 1}}
 
+NEAREST = {
+    "nearest": {
+        **WHOLE,
+        "default": 0,
+        "minimum": 0,
+        "maximum": 20,
+        "description": "how many taught photos that look like it",
+    }
+}
+
 
 def _object(required: str = "", /, **fields: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"type": "object", "properties": fields}
@@ -78,8 +88,8 @@ READING = {
 QUERIES: dict[str, dict[str, Any]] = {
     "/api/predict": {
         **RATE,
-        "top": {**WHOLE, "default": 5, "description": "how many guesses"},
-        "nearest": {**WHOLE, "default": 0, "description": "how many taught photos that look like it"},
+        "top": {**WHOLE, "default": 5, "minimum": 1, "maximum": 100, "description": "how many guesses"},
+        **NEAREST,
         "keep": {
             "type": "string",
             "enum": ["unsure", "all", "none"],
@@ -87,14 +97,15 @@ QUERIES: dict[str, dict[str, Any]] = {
             "description": "which photos are kept in the inbox, to be named later",
         },
     },
-    "/api/inbox": {**RATE, "nearest": {**WHOLE, "default": 0}},
+    "/api/inbox": {**RATE, **NEAREST},
     "/api/evaluate": RATE,
 }
 FORM, JSON = "multipart/form-data", "application/json"
 CHANGING: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "/api/predict": ("What photos show.", {FORM: _object("photos", photos=PHOTOS)}),
     "/api/learn": (
-        "Teach photos: those that are sent, under `name` or the folder in their file names, or those in the inbox.",
+        "Teach photos: those that are sent, under `name` or the folder in their file names (folders that lie side by "
+        "side), or those in the inbox.",
         {
             FORM: _object("photos", photos=PHOTOS, name=TEXT, duplicates=DUPLICATES, similar_names=SIMILAR),
             JSON: _object(

@@ -384,6 +384,8 @@ def test_photos_that_are_known_are_left_out_and_disputed_ones_refused_or_skipped
     files = [*several("gnu", 1), *several("cat", 1, first=0)]
     answer = program.post("/api/learn", data={"name": "gnu"}, files=files)
     assert (answer.status_code, "which is it?" in answer.json()["error"]) == (400, True)
+    assert answer.json()["error"].endswith('can be left out with `"duplicates": "skip"`')
+    assert answer.json()["choice"] == {"duplicates": "skip"}
     answer = program.post("/api/learn", data={"name": "gnu", "duplicates": "skip"}, files=files)
     assert answer.json()["detail"] == "gnu (1)"
     assert program.post("/api/learn", data={"name": "x", "duplicates": "no"}, files=files).status_code == 400
@@ -392,8 +394,34 @@ def test_photos_that_are_known_are_left_out_and_disputed_ones_refused_or_skipped
 def test_a_name_that_is_almost_a_known_one_is_asked_about(program):
     answer = program.post("/api/learn", data={"name": "Okapi"}, files=several("gnu", 2))
     assert (answer.status_code, "almost the same name" in answer.json()["error"]) == (400, True)
+    assert 'say `"similar_names": "keep"` if' in answer.json()["error"]
+    assert answer.json()["choice"] == {"similar_names": "keep"}
     kept = program.post("/api/learn", data={"name": "Okapi", "similar_names": "keep"}, files=several("gnu", 2))
     assert kept.json()["detail"] == "Okapi (2)"
+
+
+@pytest.mark.parametrize("how", ["a file", "the inbox"])
+def test_who_teaches_nothing_new_is_told_that_nothing_changed(program, how):
+    if how == "a file":
+        done = program.post("/api/learn", data={"name": "okapi"}, files=several("okapi", 2, first=0)).json()
+    else:
+        numbers = [one["inbox"] for one in answers(program, several("okapi", 2, first=0), keep="all")]
+        done = program.post("/api/learn", json={"classes": {"okapi": numbers}}).json()
+    assert (done["changed"], done["version"]) == (False, 2)
+    assert done["remarks"] == ["2 of 2 photos of 'okapi' are known already", "there is nothing new to learn"]
+    assert "action" not in done
+    assert program.post("/api/classes/rename", json={"name": "okapi", "to": "gnu"}).json()["changed"]
+
+
+@pytest.mark.parametrize("path", ["classes/rename", "photos/move"])
+def test_what_a_correction_is_told_of_similar_names_reaches_it(program, monkeypatch, path):
+    told = []
+    for name in ("rename", "move"):
+        monkeypatch.setattr(Classifier, name, lambda self, what, to, **ways: told.append((to, ways)))
+    body = {"name": "okapi", "photos": [1], "to": "Okapi"}
+    program.post(f"/api/{path}", json=body)
+    program.post(f"/api/{path}", json={**body, "similar_names": "keep"})
+    assert told == [("Okapi", {}), ("Okapi", {"similar_names": "keep"})]
 
 
 def test_every_correction_is_one_version_that_undo_takes_back(program):

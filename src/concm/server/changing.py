@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -86,15 +87,15 @@ async def remove(request: Request) -> Response:
 async def move(request: Request) -> Response:
     """Move taught photos to another class."""
     given = await body(request)
-    chosen, to = numbers(given, "photos"), field(given, "to", str)
-    return await _over(desk(request).change(f"move photos to {to}", lambda own: own.move(chosen, to)))
+    chosen, to, ways = numbers(given, "photos"), field(given, "to", str), _ways(given)
+    return await _over(desk(request).change(f"move photos to {to}", lambda own: own.move(chosen, to, **ways)))
 
 
 async def rename(request: Request) -> Response:
     """Give a class another name."""
     given = await body(request)
-    name, to = field(given, "name", str), field(given, "to", str)
-    return await _over(desk(request).change(f"rename {name}", lambda own: own.rename(name, to)))
+    name, to, ways = field(given, "name", str), field(given, "to", str), _ways(given)
+    return await _over(desk(request).change(f"rename {name}", lambda own: own.rename(name, to, **ways)))
 
 
 async def merge(request: Request) -> Response:
@@ -121,6 +122,11 @@ async def undo(request: Request) -> Response:
 async def export(request: Request) -> Response:
     """Write the classifier as ONNX, or a backup of its store, as a job."""
     return await _over(desk(request).export(field(await body(request), "what", str)))
+
+
+def _ways(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a correction is to do with a name that is almost a known one, if that was said."""
+    return {name: value for name, value in given.items() if name == "similar_names"}
 
 
 async def _over(job: Job) -> Response:

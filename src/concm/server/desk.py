@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import threading
 import zipfile
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -164,20 +164,18 @@ class Desk:
         if not groups or not all(groups.values()):
             raise Misuse("name a class and its photos")
         lesson = Lesson(groups, [])
+        return self.change(f"learn {lesson}", lambda classifier: classifier._taught(lesson, duplicates, similar))
+
+    def change(self, title: str, change: Callable[[Classifier], object]) -> Job:
+        """A change, as a job; `change` is given the classifier that learns."""
 
         def work(classifier: Classifier) -> dict[str, Any]:
-            classifier._taught(lesson, duplicates, similar)
-            return _done(classifier)
-
-        return self.jobs.add(f"learn {lesson}", work)
-
-    def change(self, title: str, change: Any) -> Job:
-        """A correction, as a job; `change` is given the classifier that learns."""
-
-        def work(classifier: Classifier) -> dict[str, Any]:
-            classifier.remarks = []
+            classifier.remarks, before = [], classifier.version
             change(classifier)
-            return _done(classifier)
+            line = classifier.history[-1]
+            if line.version == before:  # what that one did is not what was asked for now
+                return {"changed": False, "version": before, "remarks": classifier.remarks}
+            return {"changed": True, **asdict(line), "remarks": classifier.remarks}
 
         return self.jobs.add(title, work)
 
@@ -240,7 +238,3 @@ def _zip(archive: Path, folder: Path) -> None:
     with replacing(archive) as draft, zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as packed:
         for file in track(files, "packing"):
             packed.write(file, file.relative_to(folder))
-
-
-def _done(classifier: Classifier) -> dict[str, Any]:
-    return {**asdict(classifier.history[-1]), "remarks": classifier.remarks}

@@ -13,6 +13,7 @@ from typing import Any
 from concm import progress
 from concm.classifier.classifier import Classifier
 from concm.errors import ConcmError, Misuse
+from concm.server.sentences import refusal
 
 KEPT = 50
 Work = Callable[[Classifier], dict[str, Any]]
@@ -41,7 +42,7 @@ class Job:
         said = {"job": self.id, "title": self.title, "state": self.state, **self.result}
         if self.state == "running" and self.percent is not None:
             said["percent"] = self.percent
-        return said if self.error is None else {**said, "error": self.error}
+        return said if self.error is None else {**said, **refusal(self.error)}
 
 
 class Jobs:

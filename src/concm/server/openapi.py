@@ -29,8 +29,12 @@ def _object(required: str = "", /, **fields: Any) -> dict[str, Any]:
     return {**found, "required": required.split()} if required else found
 
 
+CHOICE = {
+    **_object(duplicates=TEXT, similar_names=TEXT),
+    "description": "a field with which the same request is not refused, where that is for somebody to decide",
+}
 SCHEMAS = {
-    "Error": _object("error", error=TEXT),
+    "Error": _object("error", error=TEXT, choice=CHOICE),
     "Near": _object("number photo class likeness", number=WHOLE, photo=TEXT, **{"class": TEXT, "likeness": NUMBER}),
     "Prediction": _object(
         "label score top unknown novel version photo familiarity",
@@ -47,7 +51,8 @@ SCHEMAS = {
         nearest={"type": "array", "items": {"$ref": "#/components/schemas/Near"}},
     ),
     "Version": _object(
-        "version action detail created classes photos",
+        "changed version remarks",
+        changed={"type": "boolean", "description": "whether a version was made; else it says no more than its number"},
         version=WHOLE,
         action=TEXT,
         detail=TEXT,
@@ -63,6 +68,7 @@ SCHEMAS = {
         state={"type": "string", "enum": ["waiting", "running", "done", "failed"]},
         percent={**WHOLE, "description": "how much of a running job is done, where that can be known"},
         error=TEXT,
+        choice=CHOICE,
     ),
 }
 
@@ -117,14 +123,20 @@ CHANGING: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
         },
     ),
     "/api/inbox/dismiss": ("Drop photos from the inbox.", {JSON: _object("photos", photos=NUMBERS)}),
-    "/api/classes/rename": ("Give a class another name.", {JSON: _object("name to", name=TEXT, to=TEXT)}),
+    "/api/classes/rename": (
+        "Give a class another name.",
+        {JSON: _object("name to", name=TEXT, to=TEXT, similar_names=SIMILAR)},
+    ),
     "/api/classes/merge": (
         "Make one class of several.",
         {JSON: _object("names into", names={"type": "array", "items": TEXT}, into=TEXT)},
     ),
     "/api/classes/forget": ("Drop a class.", {JSON: _object("name", name=TEXT)}),
     "/api/photos/remove": ("Remove taught photos.", {JSON: _object("photos", photos=NUMBERS)}),
-    "/api/photos/move": ("Move taught photos to another class.", {JSON: _object("photos to", photos=NUMBERS, to=TEXT)}),
+    "/api/photos/move": (
+        "Move taught photos to another class.",
+        {JSON: _object("photos to", photos=NUMBERS, to=TEXT, similar_names=SIMILAR)},
+    ),
     "/api/undo": (
         "Step back one version; with `version`, only if that is still the newest.",
         {JSON: _object(version=WHOLE)},

@@ -1,5 +1,5 @@
 // Health: which classes need more photos, what is confused, and which photos may be wrong or do harm.
-import { attempt, el, get, many, post, say } from "/static/tools.js";
+import { change, el, get, many, say } from "/static/tools.js";
 
 const VERDICTS = { "enough": "enough photos", "more photos": "needs more photos", "confused": "looks like another class" };
 const percent = (value) => value === null ? "–" : `${Math.round(value)}\u00a0%`;
@@ -38,15 +38,14 @@ function photos(app, title, why, found, words, mend) {
   if (!found.length) return [];
   const cards = found.map((photo) => {
     const [name, path, body] = mend(photo);
-    const change = () => attempt(async () => {
-      const done = await post(path, body);
+    const mended = () => change(path, body, async (done) => {
       say(`${done.action}: ${done.detail}: version ${done.version}.`);
       await app.refresh(true);
     });
     return el("li", {}, el("div", { className: "card" }, picture(photo.number, photo.photo), el("div", { className: "text" },
       el("b", {}, photo.name), el("small", {}, words(photo)), el("div", { className: "fix" },
         el("button", { type: "button", onclick: () => app.open("classes", photo.name) }, "Show class"),
-        el("button", { type: "button", onclick: change }, name)))));
+        el("button", { type: "button", onclick: mended }, name)))));
   });
   return [el("h2", {}, title, el("small", {}, why)), el("ul", { className: "grid" }, ...cards)];
 }

@@ -1,5 +1,5 @@
 // The inbox: photos that were called unknown or unsure, to be named many at a time.
-import { attempt, el, get, grid, many, nameInput, percent, post, say, tile } from "/static/tools.js";
+import { attempt, change, el, get, grid, learned, many, nameInput, percent, post, say, tile } from "/static/tools.js";
 
 const chosen = new Set();
 
@@ -80,13 +80,11 @@ function choose(place, on, changed) {
   changed();
 }
 
-async function learn(name, app) {
-  const numbers = [...chosen];
+function learn(name, app) {
   say(`Learning ${name} …`);
-  await attempt(async () => {
-    const done = await post("/api/learn", { classes: { [name]: numbers }, duplicates: "skip" });
+  return change("/api/learn", { classes: { [name]: [...chosen] } }, async (done) => {
     chosen.clear();
-    say([`Learned ${name} from ${many(numbers.length, "photo")}: version ${done.version}.`, ...done.remarks].join(" "));
+    say(learned(done));
     await app.refresh(true);
   });
 }

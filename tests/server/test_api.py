@@ -11,12 +11,15 @@ import sqlite3
 import sys
 import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
 import torch
 
+from concm.classifier.check import check
 from concm.classifier.classifier import Classifier
+from concm.classifier.store import Store
 from concm.classifier.stream import PILE
 from concm.data.images import BrokenPicture
 from concm.data.scenarios import natural
@@ -474,6 +477,53 @@ def test_the_classifier_is_measured_on_photos_in_folders(program):
     assert (found["photos"], found["strangers"], found["acc"]) == (8, 4, 100.0)
     wrong = program.post("/api/evaluate", files=sent(("cat/a.png", png("dog")))).json()
     assert (wrong["confused"], wrong["wrong"][0]["photo"]) == ([["cat", "dog", 1]], "a.png")
+
+
+def test_nobody_waits_for_an_answer_while_an_album_is_read(program, monkeypatch):
+    begun, go, every = threading.Event(), threading.Event(), Store.every_photo
+
+    def slow(store: Store):
+        with store._mutex:
+            begun.set()
+            assert go.wait(20)
+            return every(store)
+
+    monkeypatch.setattr(Store, "every_photo", slow)
+    with ThreadPoolExecutor(2) as pool:
+        read = pool.submit(program.get, "/api/map")
+        assert begun.wait(20)
+        try:
+            asked = pool.submit(answers, program, several("cat", 1))
+            assert asked.result(10)[0]["label"] == "cat"
+        finally:
+            go.set()
+        assert read.result(20).status_code == 200
+
+
+def test_a_check_is_made_once_for_all_who_ask_and_says_how_far_it_is(program, monkeypatch):
+    half, go, checks = threading.Event(), threading.Event(), []
+
+    def slow(album, known):
+        checks.append(known.version)
+        for step in track(range(4), "comparing photos"):
+            if step == 2:
+                half.set()
+                assert go.wait(20)
+        return check(album, known)
+
+    monkeypatch.setattr("concm.server.desk.check", slow)
+    assert program.get("/api/status").json()["checking"] is None
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(program.get, "/api/health") for _ in range(2)]
+        try:
+            assert half.wait(20)
+            assert program.get("/api/status").json()["checking"] == 50
+        finally:
+            go.set()
+        one, other = (answer.result(20).json() for answer in asked)
+    assert one == other
+    assert checks == [2]
+    assert program.get("/api/status").json()["checking"] is None
 
 
 def test_health_names_classes_with_few_photos_and_photos_that_look_wrong(program):

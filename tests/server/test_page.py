@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from concm.classifier.check import check
 from concm.classifier.classifier import Classifier
+from concm.progress import track
 from tests.support.photographs import BACKBONE, write_class
 from tests.support.serving import running
 from tests.support.zoo import COUNT
@@ -212,6 +215,23 @@ def test_health_shows_what_needs_photos_and_which_look_wrong(page, store, tmp_pa
     page.get_by_role("button", name="Move there").first.click()
     expect(page.locator("#said")).to_have_text("move: okapi (1) to fox: version 4.")
     expect(page.locator(".pairs li", has_text="okapi is taken for")).to_have_count(0)
+
+
+def test_a_check_that_takes_long_says_so_and_shows_how_far_it_is(page, monkeypatch):
+    go = threading.Event()
+
+    def slow(album, known):
+        for step in track(range(4), "comparing photos"):
+            assert step < 2 or go.wait(20)
+        return check(album, known)
+
+    monkeypatch.setattr("concm.server.desk.check", slow)
+    tab(page, "Health")
+    expect(page.locator("main")).to_have_text("Comparing all taught photos with each other …")
+    expect(page.locator("#progress")).to_have_js_property("value", 0.5)
+    go.set()
+    expect(page.locator("tbody tr")).to_have_count(6)
+    expect(page.locator("#progress")).to_be_hidden()
 
 
 def test_health_map_history_and_exports_are_shown(page):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from concm import progress
 from concm.classifier.album import Album, grouped, in_metric
 from concm.classifier.check import check
 from concm.classifier.classifier import Classifier
@@ -22,6 +23,7 @@ from concm.classifier.folders import Similar
 from concm.classifier.lesson import Lesson
 from concm.classifier.photos import checked_name
 from concm.classifier.prediction import Known, Prediction, check_rate
+from concm.classifier.store import Store
 from concm.classifier.stream import Encoded
 from concm.errors import ConcmError, Misuse
 from concm.files import replacing
@@ -45,6 +47,7 @@ class Desk:
 
         self.classifier = opened()
         _ = self.classifier.store  # refuses a store that is not there
+        self._reader = Store.open(store)  # albums take long to read: answers do not wait for the same handle
         self.predictor = Predictor(self.classifier._encoder)
         self.inbox = Inbox(Path(store), self.taught)
         self.jobs = Jobs(opened)
@@ -52,7 +55,9 @@ class Desk:
         self._album: Album | None = None
         self._health: dict[str, Any] = {}
         self._taught: tuple[int, Set[str]] = (0, frozenset())
-        self._mutex, self._turning = threading.Lock(), threading.Lock()
+        self.checking: int | None = None
+        """How many per cent of the present step of a check are done, while there is one."""
+        self._mutex, self._turning, self._checking = threading.Lock(), threading.Lock(), threading.Lock()
 
     def close(self) -> None:
         """Finish what was begun, and let go of all files."""
@@ -60,6 +65,7 @@ class Desk:
         self.predictor.close()
         self.inbox.close()
         self.classifier.close()
+        self._reader.close()
         shutil.rmtree(self.exports, ignore_errors=True)
 
     def known(self) -> Known:
@@ -71,7 +77,7 @@ class Desk:
         """The photos of a version."""
         with self._turning:  # not the lock of answers, which do not wait until an album is read
             if self._album is None or self._album.version != known.version:
-                self._album = Album.of(self.classifier.store, known)
+                self._album = Album.of(self._reader, known)
             return self._album
 
     def taught(self) -> Set[str]:
@@ -82,12 +88,20 @@ class Desk:
         return self._taught[1]
 
     def health(self) -> dict[str, Any]:
-        """What the taught photos say of each other; found once for a version."""
-        known = self.known()
-        album = self.album(known)
-        if self._health.get("version") != album.version:
-            self._health = to_json(check(album, known))
-        return self._health
+        """What the taught photos say of each other; found once for a version, however many ask."""
+        with self._checking:
+            known = self.known()
+            if self._health.get("version") != known.version:
+                self._checked(0.0)
+                try:
+                    with progress.heard(self._checked):
+                        self._health = to_json(check(self.album(known), known))
+                finally:
+                    self.checking = None
+            return self._health
+
+    def _checked(self, share: float) -> None:
+        self.checking = int(100 * share)
 
     def map(self) -> dict[str, Any]:
         """Classes and photos in a plane."""
@@ -141,6 +155,7 @@ class Desk:
             "photos": line.photos,
             **self.inbox.told(),
             "jobs": running,
+            "checking": self.checking,
         }
 
     # Changes

@@ -77,7 +77,7 @@ READING = {
     "/readyz": "Whether it can answer; needs no token.",
     "/api/session": "The CSRF token that the page sends beside its cookie.",
     "/api/openapi.json": "This document.",
-    "/api/status": "Version, counts, and jobs that are not over.",
+    "/api/status": "Version, counts, jobs that are not over, and how far a check is, in per cent of its present step.",
     "/api/inbox": "The photos that wait for a name, with what the newest version says of them.",
     "/api/inbox/{number}/thumbnail": "The small picture of a photo in the inbox.",
     "/api/classes": "All classes with the numbers of their photos.",

@@ -56,7 +56,8 @@ const app = {
     const badge = document.querySelector("#tabs .count");
     badge.textContent = String(status.inbox);
     badge.hidden = status.inbox === 0;
-    app.busy(status.jobs.length > 0, null, status.jobs[0]?.percent ?? null);
+    const [job] = status.jobs;
+    app.busy(job !== undefined || status.checking !== null, null, job ? job.percent ?? null : status.checking);
     if (version) await names();
     const typing = document.activeElement && document.activeElement.matches("main input[type=text]") && document.activeElement.value;
     if ((again || (elsewhere && !typing)) && current !== "answers") await app.open(current);

@@ -306,6 +306,7 @@ def test_a_full_inbox_says_what_it_dropped(page, unknowns, monkeypatch):
         "The inbox keeps the newest 3 photos that wait. Name or dismiss some to make room."
     )
     ask(page, unknowns[3:5])
+    expect(page.locator("#said")).to_contain_text("The inbox was full: 2 older photos that waited were dropped.")
     tab(page, "Inbox")
     expect(page.locator("#full")).to_contain_text("2 older ones were dropped since the server was started.")
     expect(page.locator(".card")).to_have_count(3)

@@ -1,5 +1,5 @@
 // Asking: photos that are dropped, chosen or taken, and what the classifier says of them.
-import { change, el, learned, many, nameInput, percent, post, say } from "/static/tools.js";
+import { attempt, change, el, learned, many, nameInput, percent, post, say } from "/static/tools.js";
 
 const AT_ONCE = 8;
 const BYTES_AT_ONCE = 100e6;
@@ -85,6 +85,7 @@ export async function ask(files, app) {
   const skipped = files.length - photos.length;
   if (!photos.length) return say(files.length ? "There is no photo among these files." : "", true);
   const reasons = new Set();
+  const before = app.status?.inbox_dropped;
   const found = [];
   let done = 0;
   let unseen = 0;
@@ -113,8 +114,10 @@ export async function ask(files, app) {
   const words = [`${many(found.length, "photo")} answered, ${unknown} unknown.`];
   if (skipped) words.push(`Left out, for they are no photos: ${many(skipped, "file")}.`);
   if (unseen) words.push(`Not looked at: ${many(unseen, "photo")}: ${[...reasons].slice(0, 3).join("; ")}${reasons.size > 3 ? " …" : "."}`);
-  say(words.join(" "), unseen > 0);
-  await app.refresh();
+  await attempt(() => app.refresh());
+  const gone = app.status?.inbox_dropped - before;
+  if (gone > 0) words.push(`The inbox was full: ${many(gone, "older photo that waited was", "older photos that waited were")} dropped.`);
+  say(words.join(" "), unseen > 0 || gone > 0);
   return found;
 }
 

@@ -44,8 +44,9 @@ export async function show(view, app) {
 }
 
 // What a full inbox means: nothing that waits goes without a word.
-function full({ inbox, inbox_room: room, inbox_dropped: dropped }) {
-  if (inbox < room && !dropped) return "";
+function full(status) {
+  const { inbox, inbox_room: room, inbox_dropped: dropped } = status || {};
+  if (!(inbox >= room || dropped)) return "";
   const gone = dropped ? `: ${many(dropped, "older one was", "older ones were")} dropped since the server was started` : "";
   return el("p", { id: "full", className: "is-unknown" }, `The inbox keeps the newest ${many(room, "photo")} that wait${gone}. `
     + "Name or dismiss some to make room.");

@@ -154,6 +154,12 @@ class Store:
             found = [(name, photo(*row)) for name, *row in rows]
             return [(own.id, name, own.label, own.features[0]) for name, own in found]
 
+    def thumbnail(self, number: int) -> bytes | None:
+        """The small JPEG of a photo."""
+        with self._reading() as db:
+            row = db.execute(f"{PHOTOS} WHERE id = ?", (number,)).fetchone()
+            return None if row is None else photo(*row).thumbnail
+
     def digests(self) -> set[str]:
         """What the pictures of all photos are known by."""
         with self._reading() as db:
@@ -161,12 +167,6 @@ class Store:
                 "SELECT digest FROM photos JOIN classes ON classes.id = class WHERE removed IS NULL AND gone IS NULL"
             )
             return {digest for (digest,) in rows}
-
-    def thumbnail(self, number: int) -> bytes | None:
-        """The small JPEG of a photo."""
-        with self._reading() as db:
-            row = db.execute(f"{PHOTOS} WHERE id = ?", (number,)).fetchone()
-            return None if row is None else photo(*row).thumbnail
 
     def history(self) -> list[VersionRow]:
         """The versions that led to the current one, oldest first; what was undone is not among them."""

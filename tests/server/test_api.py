@@ -7,14 +7,19 @@ import gc
 import io
 import json
 import shutil
+import sqlite3
+import sys
 import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
 import torch
 
+from concm.classifier.check import check
 from concm.classifier.classifier import Classifier
+from concm.classifier.store import Store
 from concm.classifier.stream import PILE
 from concm.data.images import BrokenPicture
 from concm.data.scenarios import natural
@@ -63,6 +68,15 @@ def test_answers_come_in_order_and_failures_beside_them(program):
     assert [said.split()[0] for said in found["failures"]] == ["x.jpg"]
 
 
+def test_a_photo_that_is_too_large_keeps_no_other_from_its_answer(program, monkeypatch):
+    monkeypatch.setattr("concm.server.uploads.MOST_BYTES", 1_000_000)
+    files = [*several("cat", 1), *sent(("big.png", png("cat") + bytes(1_000_000))), *several("dog", 1)]
+    answer = program.post("/api/predict", files=files)
+    assert answer.status_code == 200
+    assert [one["top"][0][0] for one in answer.json()["predictions"]] == ["cat", "dog"]
+    assert answer.json()["failures"] == ["big.png is too large: a photo has 1 million bytes at most"]
+
+
 def test_the_nearest_taught_photos_say_why(program):
     [found] = answers(program, several("okapi", 1), nearest=3, top=2)
     assert [photo["class"] for photo in found["nearest"]] == ["okapi"] * 3
@@ -74,6 +88,14 @@ def test_the_nearest_taught_photos_say_why(program):
 @pytest.mark.parametrize("query", ["top=0", "top=x", "nearest=99", "keep=maybe", "unknown_rate=1", "unknown_rate=nan"])
 def test_a_wrong_question_is_refused(program, query):
     assert program.post(f"/api/predict?{query}", files=several("cat", 1)).status_code == 400
+
+
+@pytest.mark.parametrize("nearest", ["-1", "21", "x", str(2**70)])
+def test_the_inbox_has_the_same_bounds(program, nearest):
+    answers(program, several("submarine", 1))
+    answer = program.get(f"/api/inbox?nearest={nearest}")
+    assert (answer.status_code, answer.json()["error"][:9]) == (400, "`nearest`")
+    assert len(program.get("/api/inbox?nearest=20").json()["photos"][0]["nearest"]) == 20
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"], ids=["a CPU", "something else, for which other threads decode"])
@@ -186,6 +208,33 @@ def test_an_answer_that_fails_says_so_and_the_next_one_works(program, monkeypatc
     assert program.post("/api/classes/rename", json={"name": "okapi", "to": "gnu"}).status_code == 200
 
 
+def test_jobs_that_are_added_from_many_threads_are_all_done(program, monkeypatch):
+    """Old ones are forgotten while new ones come, and none of these is lost."""
+    monkeypatch.setattr("concm.server.jobs.KEPT", 3)
+    desk, jobs, wrong = program.app.app.state.desk, [], []
+    interval = sys.getswitchinterval()
+
+    def crowd() -> None:
+        try:
+            for _ in range(200):
+                jobs.append(desk.jobs.add("nothing", lambda classifier: {}))
+        except RuntimeError as error:
+            wrong.append(error)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=crowd) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
+    assert len(jobs) == 800
+    assert all(job.over.wait(20) for job in jobs)
+
+
 # the inbox
 
 
@@ -225,12 +274,72 @@ def test_the_same_photo_waits_once_and_can_be_dismissed(program):
 def test_the_inbox_is_still_there_when_the_server_is_started_again_and_has_bounds(program, store, monkeypatch):
     answers(program, several("submarine", 3))
     other = Inbox(store)
-    assert len(other.waiting([1, 2])) == 3
+    assert len(other.waiting()) == 3
     other.close()
     assert ROOM >= 1000
     monkeypatch.setattr("concm.server.inbox.ROOM", 2)
-    answers(program, several("submarine", 3, first=400))
-    assert program.get("/api/status").json()["inbox"] == 2
+    newest = answers(program, several("submarine", 3, first=400))[1:]
+    status = program.get("/api/status").json()
+    assert (status["inbox"], status["inbox_room"], status["inbox_dropped"]) == (2, 2, 4)
+    assert [one["inbox"] for one in program.get("/api/inbox").json()["photos"]] == [one["inbox"] for one in newest]
+
+
+def test_photos_that_do_not_wait_never_take_the_room_of_those_that_do(program, monkeypatch):
+    """Known photos that a page keeps, photos sent again, dismissed and taught ones."""
+    monkeypatch.setattr("concm.server.inbox.ROOM", 4)
+    waiting = {one["inbox"] for one in answers(program, several("submarine", 3))}
+    for _ in range(4):
+        answers(program, several("cat", 3), keep="all")
+        answers(program, several("dog", 3, first=400), keep="all")
+    for at in range(6):
+        [one] = answers(program, several("submarine", 1, first=500 + at))
+        program.post("/api/inbox/dismiss", json={"photos": [one["inbox"]]})
+    for at in range(6):
+        [one] = answers(program, several("gnu", 1, first=500 + at), keep="all")
+        program.post("/api/learn", json={"classes": {"gnu": [one["inbox"]]}})
+    assert {one["inbox"] for one in program.get("/api/inbox").json()["photos"]} == waiting
+    kept = answers(program, several("fox", 4), keep="all")
+    assert all(program.get(f"/api/inbox/{one['inbox']}/thumbnail").status_code == 200 for one in kept)
+    assert program.get("/api/status").json()["inbox_dropped"] == 0
+
+
+@pytest.mark.parametrize("path", ["photos/remove", "classes/forget"])
+def test_a_named_photo_that_is_removed_or_forgotten_waits_again(program, path):
+    numbers = [one["inbox"] for one in answers(program, several("submarine", 3))]
+    program.post("/api/learn", json={"classes": {"submarine": numbers}})
+    assert program.get("/api/status").json()["inbox"] == 0
+    own = [photo["number"] for photo in program.get("/api/classes/submarine/photos").json()["photos"]]
+    body = {"photos": own[:2]} if path == "photos/remove" else {"name": "submarine"}
+    assert program.post(f"/api/{path}", json=body).status_code == 200
+    waiting = [one["inbox"] for one in program.get("/api/inbox").json()["photos"]]
+    assert waiting == (numbers[:2] if path == "photos/remove" else numbers)
+
+
+def test_a_photo_that_two_classes_claim_is_left_out_and_still_waits(program):
+    numbers = [one["inbox"] for one in answers(program, several("submarine", 3))]
+    classes = {"submarine": numbers[:2], "lighthouse": numbers[1:]}
+    done = program.post("/api/learn", json={"classes": classes, "duplicates": "skip"}).json()
+    assert done["detail"] == "submarine (1), lighthouse (1)"
+    assert [one["inbox"] for one in program.get("/api/inbox").json()["photos"]] == [numbers[1]]
+
+
+def test_what_was_taught_from_a_file_does_not_wait_any_more(program):
+    answers(program, several("submarine", 2))
+    program.post("/api/learn", data={"name": "submarine"}, files=several("submarine", 1))
+    assert program.get("/api/status").json()["inbox"] == 1
+
+
+def test_an_inbox_of_an_older_version_is_read(store):
+    with sqlite3.connect(store / "inbox.db") as db:
+        db.execute(
+            "CREATE TABLE items (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, digest TEXT NOT NULL UNIQUE,"
+            " added TEXT NOT NULL, shown INTEGER NOT NULL, taught INTEGER, features BLOB NOT NULL,"
+            " thumbnail BLOB NOT NULL)"
+        )
+    db.close()
+    with client(store) as program:
+        answers(program, several("submarine", 1))
+        assert program.get("/api/status").json()["inbox"] == 1
 
 
 def test_photos_that_were_recognised_since_are_marked(program):
@@ -254,12 +363,32 @@ def test_photos_are_taught_under_a_name_or_by_their_folders(program):
     assert program.post("/api/learn", files=several("hare", 1)).status_code == 400
 
 
+LAYOUTS = [
+    ("shop/Plum/a.png", "shop/Plum/old/a.png", "shop/Leek/old/b.png"),
+    ("shop/Plum/old/a.png", "shop/Leek/old/b.png"),
+    ("shop/a.png", "shop/Plum/b.png"),
+    ("a.png", "Plum/old/b.png"),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("path", ["learn", "evaluate"])
+def test_folders_that_cannot_all_be_classes_are_refused(program, path, layout):
+    files = sent(*((name, png("gnu", at)) for at, name in enumerate(layout)))
+    answer = program.post(f"/api/{path}", files=files)
+    assert (answer.status_code, "do not lie side by side" in answer.json()["error"]) == (400, True)
+    assert program.get("/api/status").json()["version"] == 2
+    assert program.post("/api/learn", data={"name": "gnu"}, files=files).json()["detail"] == f"gnu ({len(layout)})"
+
+
 def test_photos_that_are_known_are_left_out_and_disputed_ones_refused_or_skipped(program):
     done = program.post("/api/learn", data={"name": "okapi"}, files=several("okapi", 4, first=2)).json()
     assert done["remarks"] == ["2 of 4 photos of 'okapi' are known already"]
     files = [*several("gnu", 1), *several("cat", 1, first=0)]
     answer = program.post("/api/learn", data={"name": "gnu"}, files=files)
     assert (answer.status_code, "which is it?" in answer.json()["error"]) == (400, True)
+    assert answer.json()["error"].endswith('can be left out with `"duplicates": "skip"`')
+    assert answer.json()["choice"] == {"duplicates": "skip"}
     answer = program.post("/api/learn", data={"name": "gnu", "duplicates": "skip"}, files=files)
     assert answer.json()["detail"] == "gnu (1)"
     assert program.post("/api/learn", data={"name": "x", "duplicates": "no"}, files=files).status_code == 400
@@ -268,8 +397,34 @@ def test_photos_that_are_known_are_left_out_and_disputed_ones_refused_or_skipped
 def test_a_name_that_is_almost_a_known_one_is_asked_about(program):
     answer = program.post("/api/learn", data={"name": "Okapi"}, files=several("gnu", 2))
     assert (answer.status_code, "almost the same name" in answer.json()["error"]) == (400, True)
+    assert 'say `"similar_names": "keep"` if' in answer.json()["error"]
+    assert answer.json()["choice"] == {"similar_names": "keep"}
     kept = program.post("/api/learn", data={"name": "Okapi", "similar_names": "keep"}, files=several("gnu", 2))
     assert kept.json()["detail"] == "Okapi (2)"
+
+
+@pytest.mark.parametrize("how", ["a file", "the inbox"])
+def test_who_teaches_nothing_new_is_told_that_nothing_changed(program, how):
+    if how == "a file":
+        done = program.post("/api/learn", data={"name": "okapi"}, files=several("okapi", 2, first=0)).json()
+    else:
+        numbers = [one["inbox"] for one in answers(program, several("okapi", 2, first=0), keep="all")]
+        done = program.post("/api/learn", json={"classes": {"okapi": numbers}}).json()
+    assert (done["changed"], done["version"]) == (False, 2)
+    assert done["remarks"] == ["2 of 2 photos of 'okapi' are known already", "there is nothing new to learn"]
+    assert "action" not in done
+    assert program.post("/api/classes/rename", json={"name": "okapi", "to": "gnu"}).json()["changed"]
+
+
+@pytest.mark.parametrize("path", ["classes/rename", "photos/move"])
+def test_what_a_correction_is_told_of_similar_names_reaches_it(program, monkeypatch, path):
+    told = []
+    for name in ("rename", "move"):
+        monkeypatch.setattr(Classifier, name, lambda self, what, to, **ways: told.append((to, ways)))
+    body = {"name": "okapi", "photos": [1], "to": "Okapi"}
+    program.post(f"/api/{path}", json=body)
+    program.post(f"/api/{path}", json={**body, "similar_names": "keep"})
+    assert told == [("Okapi", {}), ("Okapi", {"similar_names": "keep"})]
 
 
 def test_every_correction_is_one_version_that_undo_takes_back(program):
@@ -324,6 +479,53 @@ def test_the_classifier_is_measured_on_photos_in_folders(program):
     assert (wrong["confused"], wrong["wrong"][0]["photo"]) == ([["cat", "dog", 1]], "a.png")
 
 
+def test_nobody_waits_for_an_answer_while_an_album_is_read(program, monkeypatch):
+    begun, go, every = threading.Event(), threading.Event(), Store.every_photo
+
+    def slow(store: Store):
+        with store._mutex:
+            begun.set()
+            assert go.wait(20)
+            return every(store)
+
+    monkeypatch.setattr(Store, "every_photo", slow)
+    with ThreadPoolExecutor(2) as pool:
+        read = pool.submit(program.get, "/api/map")
+        assert begun.wait(20)
+        try:
+            asked = pool.submit(answers, program, several("cat", 1))
+            assert asked.result(10)[0]["label"] == "cat"
+        finally:
+            go.set()
+        assert read.result(20).status_code == 200
+
+
+def test_a_check_is_made_once_for_all_who_ask_and_says_how_far_it_is(program, monkeypatch):
+    half, go, checks = threading.Event(), threading.Event(), []
+
+    def slow(album, known):
+        checks.append(known.version)
+        for step in track(range(4), "comparing photos"):
+            if step == 2:
+                half.set()
+                assert go.wait(20)
+        return check(album, known)
+
+    monkeypatch.setattr("concm.server.desk.check", slow)
+    assert program.get("/api/status").json()["checking"] is None
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(program.get, "/api/health") for _ in range(2)]
+        try:
+            assert half.wait(20)
+            assert program.get("/api/status").json()["checking"] == 50
+        finally:
+            go.set()
+        one, other = (answer.result(20).json() for answer in asked)
+    assert one == other
+    assert checks == [2]
+    assert program.get("/api/status").json()["checking"] is None
+
+
 def test_health_names_classes_with_few_photos_and_photos_that_look_wrong(program):
     wrong = sent(("wrong.png", png("fox", 900)))
     program.post("/api/learn", data={"name": "okapi"}, files=wrong)
@@ -367,13 +569,24 @@ def test_a_store_that_cannot_be_written_answers_all_the_same(store, monkeypatch)
     assert not (store / "inbox.db").exists()
 
 
+@pytest.mark.parametrize("kept", ["photos", "inbox"])
+def test_a_thumbnail_is_asked_for_again_and_sent_only_if_it_changed(program, kept):
+    number = answers(program, several("submarine", 1))[0]["inbox"] if kept == "inbox" else 1
+    first = program.get(f"/api/{kept}/{number}/thumbnail")
+    assert first.headers["cache-control"] == "private, no-cache"
+    again = program.get(f"/api/{kept}/{number}/thumbnail", headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    other = program.get(f"/api/{kept}/{number}/thumbnail", headers={"If-None-Match": '"another"'})
+    assert (other.status_code, other.content) == (200, first.content)
+
+
 # the document
 
 
 def test_the_document_describes_every_request_and_no_other(program):
     document = program.get("/api/openapi.json").json()
     described = {(path, method.upper()) for path, own in document["paths"].items() for method in own}
-    routes = {(route.path.replace(":int", ""), method) for route in api.ROUTES for method in route.methods - {"HEAD"}}
+    routes = {(route.path, method) for route in api.ROUTES for method in route.methods - {"HEAD"}}
     assert described == routes
     assert json.loads(json.dumps(openapi.document())) == document
 

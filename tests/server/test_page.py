@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from concm.classifier.check import check
 from concm.classifier.classifier import Classifier
+from concm.progress import track
 from tests.support.photographs import BACKBONE, write_class
 from tests.support.serving import running
 from tests.support.zoo import COUNT
@@ -87,7 +91,7 @@ def test_twenty_unknowns_are_named_at_once_recognised_and_unknown_again_after_un
     expect(page.locator("#chosen")).to_have_text("20 of 20 photos chosen")
     page.get_by_label("Name of the chosen photos").fill("submarine")
     page.get_by_role("button", name="Teach").click()
-    expect(page.locator("#said")).to_contain_text("Learned submarine from 20 photos: version 3.")
+    expect(page.locator("#said")).to_contain_text("Learned submarine (20): version 3.")
     expect(page.locator(".empty")).to_contain_text("Nothing waits")
 
     page.get_by_role("button", name="Answers").click()
@@ -213,6 +217,23 @@ def test_health_shows_what_needs_photos_and_which_look_wrong(page, store, tmp_pa
     expect(page.locator(".pairs li", has_text="okapi is taken for")).to_have_count(0)
 
 
+def test_a_check_that_takes_long_says_so_and_shows_how_far_it_is(page, monkeypatch):
+    go = threading.Event()
+
+    def slow(album, known):
+        for step in track(range(4), "comparing photos"):
+            assert step < 2 or go.wait(20)
+        return check(album, known)
+
+    monkeypatch.setattr("concm.server.desk.check", slow)
+    tab(page, "Health")
+    expect(page.locator("main")).to_have_text("Comparing all taught photos with each other …")
+    expect(page.locator("#progress")).to_have_js_property("value", 0.5)
+    go.set()
+    expect(page.locator("tbody tr")).to_have_count(6)
+    expect(page.locator("#progress")).to_be_hidden()
+
+
 def test_health_map_history_and_exports_are_shown(page):
     tab(page, "Health")
     expect(page.locator("tbody tr")).to_have_count(6)
@@ -230,9 +251,114 @@ def test_a_folder_of_class_folders_is_taught_as_classes(page, tmp_path):
         write_class(tmp_path / "photos" / name, 4)
     page.locator("#folder").set_input_files(str(tmp_path / "photos"))
     expect(page.locator(".answer")).to_have_count(8)
-    page.get_by_role("button", name="Teach 2 folders as classes").click()
+    page.get_by_role("button", name=re.compile(r"Teach by folder: (\w+ \(4\)(, )?){2}$")).click()
     expect(page.locator("#summary")).to_contain_text("version 3 · 8 classes")
     expect(page.locator("#said")).to_contain_text("lighthouse (4)")
+
+
+def test_folders_that_do_not_lie_side_by_side_are_not_offered_as_classes(page, tmp_path):
+    for name in ("Plum", "Plum/old", "Leek/old"):
+        write_class(tmp_path / "shop" / name, 1, name=name)
+    page.locator("#folder").set_input_files(str(tmp_path / "shop"))
+    expect(page.locator(".answer")).to_have_count(3)
+    expect(page.locator(".bar")).to_contain_text(
+        "These folders are no classes, for they do not lie side by side: shop/"
+    )
+    expect(page.get_by_role("button", name="Teach by folder")).to_have_count(0)
+    page.get_by_role("button", name="Clear").click()
+    write_class(tmp_path / "good" / "Plum", 1, name="Plum")
+    page.locator("#folder").set_input_files(str(tmp_path / "good"))
+    page.get_by_role("button", name="Teach by folder: Plum (1)").click()
+    expect(page.locator("#said")).to_have_text("Learned Plum (1): version 3.")
+
+
+def test_a_photo_that_is_too_large_is_named_and_the_others_are_answered(page, tmp_path, monkeypatch):
+    monkeypatch.setattr("concm.server.uploads.MOST_BYTES", 1_000_000)
+    files = write_class(tmp_path / "cat", 10, first=400)
+    files[3].write_bytes(files[3].read_bytes() + bytes(1_000_000))
+    page.locator("#files").set_input_files([str(file) for file in files])
+    said = page.locator("#said")
+    expect(said).to_contain_text("9 photos answered")
+    expect(said).to_contain_text(f"Not looked at: 1 photo: {files[3].name} is too large: a photo has 1 million bytes")
+
+
+def test_after_a_request_that_failed_the_page_goes_on_and_says_what_it_did_not_look_at(chromium, address, tmp_path):
+    found = chromium.new_context()
+    page = found.new_page()
+    page.goto(address)
+    page.route(
+        "**/api/predict*",
+        lambda route: route.fulfill(status=500, json={"error": "the disk is full"}),
+        times=1,
+    )
+    page.locator("#files").set_input_files([str(file) for file in write_class(tmp_path / "cat", 11, first=400)])
+    expect(page.locator("#said")).to_contain_text("3 photos answered")
+    expect(page.locator("#said")).to_contain_text("Not looked at: 8 photos: the disk is full.")
+    expect(page.locator(".answer")).to_have_count(3)
+    found.close()
+
+
+def test_a_full_inbox_says_what_it_dropped(page, unknowns, monkeypatch):
+    monkeypatch.setattr("concm.server.inbox.ROOM", 3)
+    ask(page, unknowns[:3])
+    tab(page, "Inbox")
+    expect(page.locator("#full")).to_have_text(
+        "The inbox keeps the newest 3 photos that wait. Name or dismiss some to make room."
+    )
+    ask(page, unknowns[3:5])
+    expect(page.locator("#said")).to_contain_text("The inbox was full: 2 older photos that waited were dropped.")
+    tab(page, "Inbox")
+    expect(page.locator("#full")).to_contain_text("2 older ones were dropped since the server was started.")
+    expect(page.locator(".card")).to_have_count(3)
+
+
+# what is asked back
+
+
+def test_a_name_that_is_almost_known_is_asked_about_and_the_answer_is_a_button(chromium, address, unknowns):
+    found = chromium.new_context()  # the browser logs the refusal
+    page = found.new_page()
+    page.goto(address)
+    ask(page, unknowns[:2])
+    tab(page, "Inbox")
+    page.get_by_role("button", name="Choose all").click()
+    page.get_by_label("Name of the chosen photos").fill("Okapi")
+    page.keyboard.press("Enter")
+    said = page.locator("#said")
+    expect(said).to_contain_text("or say “Keep it as a class of its own” if they are two classes")
+    button = said.get_by_role("button", name="Keep it as a class of its own")
+    button.focus()
+    page.keyboard.press("Enter")
+    expect(said).to_have_text("Learned Okapi (2): version 3.")
+    expect(page.locator(".empty")).to_contain_text("Nothing waits")
+    found.close()
+
+
+def test_photos_that_another_class_has_are_left_out_if_somebody_says_so(chromium, address, tmp_path):
+    found = chromium.new_context()
+    page = found.new_page()
+    page.goto(address)
+    write_class(tmp_path / "photos" / "gnu", 2, name="submarine", first=5)
+    write_class(tmp_path / "photos" / "gnu", 1, name="okapi", first=0)
+    page.locator("#folder").set_input_files(str(tmp_path / "photos"))
+    page.get_by_role("button", name="Teach by folder").click()
+    said = page.locator("#said")
+    expect(said).to_contain_text("is already known as a photo of 'okapi': which is it?")
+    assert "duplicates" not in said.inner_text()
+    said.get_by_role("button", name="Leave those out").click()
+    expect(said).to_contain_text("Learned gnu (2): version 3. Skipped: ")
+    found.close()
+
+
+def test_what_is_known_already_changes_nothing_and_the_page_says_so(page, tmp_path):
+    ask(page, write_class(tmp_path / "okapi", 1, first=0))
+    page.get_by_label("What it really is").fill("okapi")
+    page.get_by_role("button", name="Teach").click()
+    expect(page.locator(".fix")).to_contain_text("It is a photo of okapi already.")
+    expect(page.locator("#said")).to_have_text(
+        "Nothing was changed. 1 of 1 photos of 'okapi' are known already. There is nothing new to learn."
+    )
+    expect(page.locator("#summary")).to_contain_text("version 2")
 
 
 def test_what_is_no_photo_is_said(page, tmp_path):
@@ -241,7 +367,7 @@ def test_what_is_no_photo_is_said(page, tmp_path):
     files = [*write_class(tmp_path / "cat", 1, first=400), tmp_path / "broken.jpg", tmp_path / "notes.txt"]
     page.locator("#files").set_input_files([str(file) for file in files])
     said = page.locator("#said")
-    expect(said).to_contain_text("Could not be read: broken.jpg cannot be read as a picture")
+    expect(said).to_contain_text("Not looked at: 1 photo: broken.jpg cannot be read as a picture")
     expect(said).to_contain_text("Left out, for they are no photos: 1 file.")
 
 

@@ -185,8 +185,10 @@ def test_too_much_is_refused_before_it_is_read_and_while_it_is(store):
 
 
 def test_a_photo_that_is_too_large_and_too_many_photos_are_refused(program, monkeypatch):
-    monkeypatch.setattr("concm.server.uploads.MOST_BYTES", 1000)
-    assert program.post("/api/predict", files=several("cat", 1)).status_code == 413
+    with monkeypatch.context() as patch:
+        patch.setattr("concm.server.uploads.MOST_BYTES", 1000)
+        assert program.post("/api/predict", files=several("cat", 1)).status_code == 422
+        assert program.post("/api/learn", data={"name": "gnu"}, files=several("gnu", 1)).status_code == 422
     monkeypatch.setattr("concm.server.uploads.MOST_FILES", 3)
     assert program.post("/api/predict", files=several("cat", 4)).status_code == 400
 
@@ -261,6 +263,25 @@ PATHS = [
 @pytest.mark.parametrize("path", PATHS)
 def test_no_path_leads_anywhere_else(program, path):
     assert program.get(path).status_code in (404, 409)
+
+
+HUGE = ["99999999999999999999999", str(2**63), "9" * 5000, "-1", "1.0", "٣"]
+
+
+@pytest.mark.parametrize("number", HUGE)
+@pytest.mark.parametrize("path", ["photos/{}/thumbnail", "inbox/{}/thumbnail", "jobs/{}"])
+def test_a_number_that_nothing_can_have_is_not_there(program, path, number):
+    answer = program.get(f"/api/{path.format(number)}")
+    assert (answer.status_code, answer.json()["error"]) == (404, "there is nothing of this number")
+
+
+@pytest.mark.parametrize("number", [99999999999999999999999, 2**63, -(2**70), True, 1.0])
+@pytest.mark.parametrize("path", ["learn", "inbox/dismiss", "photos/remove", "photos/move"])
+def test_impossible_numbers_of_photos_are_refused_and_not_called_damage(program, path, number):
+    body = {"classes": {"gnu": [number]}, "photos": [number], "to": "gnu"}
+    answer = program.post(f"/api/{path}", json=body)
+    assert answer.status_code == 400
+    assert "numbers" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "unknown", "", "x" * 101, "a\nb"])

@@ -160,6 +160,14 @@ class Store:
             row = db.execute(f"{PHOTOS} WHERE id = ?", (number,)).fetchone()
             return None if row is None else photo(*row).thumbnail
 
+    def digests(self) -> set[str]:
+        """What the pictures of all photos are known by."""
+        with self._reading() as db:
+            rows = db.execute(
+                "SELECT digest FROM photos JOIN classes ON classes.id = class WHERE removed IS NULL AND gone IS NULL"
+            )
+            return {digest for (digest,) in rows}
+
     def history(self) -> list[VersionRow]:
         """The versions that led to the current one, oldest first; what was undone is not among them."""
         with self._reading() as db:

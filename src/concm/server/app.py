@@ -24,6 +24,7 @@ from concm.errors import ConcmError, Misuse
 from concm.server import api
 from concm.server.desk import Desk
 from concm.server.security import MOST_BYTES, Guard, Hosts, Keys
+from concm.server.sentences import refusal
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 SHORTEST = 16
@@ -50,7 +51,6 @@ def application(desk: Desk, keys: Keys, hosts: Hosts, limit: int = MOST_BYTES) -
         exception_handlers={
             HTTPException: _said,
             ConcmError: _said,
-            OverflowError: lambda request, error: JSONResponse({"error": "there is no such photo"}, 404),
             Exception: lambda request, error: JSONResponse({"error": "something went wrong"}, 500),
         },
         lifespan=lifespan,
@@ -65,7 +65,7 @@ def _said(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
     status = 422 if isinstance(error, BrokenPicture) else 400 if isinstance(error, Misuse) else 409
-    return JSONResponse({"error": str(error)}, status)
+    return JSONResponse(refusal(str(error)), status)
 
 
 def is_loopback(host: str) -> bool:

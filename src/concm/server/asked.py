@@ -13,6 +13,9 @@ from concm.errors import Misuse
 from concm.server.desk import Desk
 
 UNKNOWN_RATE = 0.05
+MOST_NEAR = 20
+LARGEST = 2**63 - 1
+"""The largest number that a database has."""
 T = TypeVar("T")
 
 
@@ -46,9 +49,22 @@ def field(given: Mapping[str, Any], name: str, kind: type[T]) -> T:
 def numbers(given: Mapping[str, Any], name: str) -> list[int]:
     """A list of photos by their numbers."""
     found = field(given, name, list)
-    if not all(isinstance(number, int) and abs(number) < 2**63 for number in found):
+    if not are_numbers(found):
         raise Misuse(f"`{name}` is a list of the photos' numbers")
     return found
+
+
+def are_numbers(given: object) -> bool:
+    """Whether this is a list of numbers that photos can have."""
+    return isinstance(given, list) and all(type(number) is int and abs(number) <= LARGEST for number in given)
+
+
+def number(request: Request) -> int:
+    """The number in the path; what no photo and no job can have is not there."""
+    digits = request.path_params["number"]
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= len(str(LARGEST)) and int(digits) <= LARGEST):
+        raise HTTPException(404, "there is nothing of this number")
+    return int(digits)
 
 
 def query(request: Request, name: str, default: Any, kind: type[Any]) -> Any:
@@ -57,3 +73,11 @@ def query(request: Request, name: str, default: Any, kind: type[Any]) -> Any:
         return kind(request.query_params.get(name, default))
     except ValueError:
         raise Misuse(f"`{name}` is a number, not {request.query_params[name]!r}") from None
+
+
+def near(request: Request) -> int:
+    """How many of the nearest taught photos are asked for."""
+    count: int = query(request, "nearest", 0, int)
+    if not 0 <= count <= MOST_NEAR:
+        raise Misuse(f"`nearest` is 0 to {MOST_NEAR}")
+    return count

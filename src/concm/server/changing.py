@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -13,7 +14,7 @@ from concm.classifier.prediction import check_rate
 from concm.data.images import BrokenPicture
 from concm.errors import Misuse
 from concm.server import uploads
-from concm.server.asked import UNKNOWN_RATE, body, desk, field, numbers, query
+from concm.server.asked import UNKNOWN_RATE, are_numbers, body, desk, field, near, numbers, query
 from concm.server.desk import is_question
 from concm.server.jobs import Job
 from concm.server.predictor import Seen
@@ -25,11 +26,11 @@ WAIT = 30.0
 async def predict(request: Request) -> Response:
     """What photos show."""
     rate = query(request, "unknown_rate", UNKNOWN_RATE, float)
-    top, nearest = query(request, "top", 5, int), query(request, "nearest", 0, int)
+    top, nearest = query(request, "top", 5, int), near(request)
     keep = request.query_params.get("keep", "unsure")
     check_rate(rate)
-    if not 1 <= top <= 100 or not 0 <= nearest <= 20 or keep not in ("unsure", "all", "none"):
-        raise Misuse("`top` is 1 to 100, `nearest` 0 to 20, and `keep` one of unsure, all, none")
+    if not 1 <= top <= 100 or keep not in ("unsure", "all", "none"):
+        raise Misuse("`top` is 1 to 100, and `keep` one of unsure, all, none")
     own, answers, failures = desk(request), [], []
     async with uploads.form(request) as parts:
         for folder, found in await uploads.sent(parts, own.predictor, lambda seen: (seen, own.said(seen, rate, top))):
@@ -42,7 +43,7 @@ async def predict(request: Request) -> Response:
                 answer["inbox"] = await run_in_threadpool(own.keep, seen, prediction)
             if nearest:
                 answer["nearest"] = await run_in_threadpool(own.nearest, seen, nearest)
-            answers.append({**answer, "folder": folder} if folder else answer)
+            answers.append({**answer, "folder": folder.name} if folder.name else answer)
     return JSONResponse({"predictions": answers, "failures": failures}, 200 if answers else 422)
 
 
@@ -51,7 +52,7 @@ async def learn(request: Request) -> Response:
     if request.headers.get("content-type", "").startswith("application/json"):
         given = await body(request)
         chosen = field(given, "classes", dict)
-        if not all(isinstance(own, list) and all(isinstance(at, int) for at in own) for own in chosen.values()):
+        if not all(are_numbers(own) for own in chosen.values()):
             raise Misuse("`classes` has for each class name the numbers of its photos in the inbox")
         how = [given.get(name, "refuse") for name in ("duplicates", "similar_names")]
         return await _over(await run_in_threadpool(desk(request).learn, chosen, *how))
@@ -86,15 +87,15 @@ async def remove(request: Request) -> Response:
 async def move(request: Request) -> Response:
     """Move taught photos to another class."""
     given = await body(request)
-    chosen, to = numbers(given, "photos"), field(given, "to", str)
-    return await _over(desk(request).change(f"move photos to {to}", lambda own: own.move(chosen, to)))
+    chosen, to, ways = numbers(given, "photos"), field(given, "to", str), _ways(given)
+    return await _over(desk(request).change(f"move photos to {to}", lambda own: own.move(chosen, to, **ways)))
 
 
 async def rename(request: Request) -> Response:
     """Give a class another name."""
     given = await body(request)
-    name, to = field(given, "name", str), field(given, "to", str)
-    return await _over(desk(request).change(f"rename {name}", lambda own: own.rename(name, to)))
+    name, to, ways = field(given, "name", str), field(given, "to", str), _ways(given)
+    return await _over(desk(request).change(f"rename {name}", lambda own: own.rename(name, to, **ways)))
 
 
 async def merge(request: Request) -> Response:
@@ -123,6 +124,11 @@ async def export(request: Request) -> Response:
     return await _over(desk(request).export(field(await body(request), "what", str)))
 
 
+def _ways(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a correction is to do with a name that is almost a known one, if that was said."""
+    return {name: value for name, value in given.items() if name == "similar_names"}
+
+
 async def _over(job: Job) -> Response:
     """What a job came to, or where to ask for it if it takes long."""
     done = await asyncio.to_thread(job.over.wait, WAIT)
@@ -132,10 +138,13 @@ async def _over(job: Job) -> Response:
 async def _labelled(request: Request, parts: Any, name: str | None) -> dict[str, list[Seen]]:
     """The photos that were sent, by class; one that cannot be read refuses them all."""
     groups: dict[str, list[Seen]] = {}
-    for folder, found in await uploads.sent(parts, desk(request).predictor, lambda seen: seen):
+    every = await uploads.sent(parts, desk(request).predictor, lambda seen: seen)
+    if not name:
+        uploads.check_side_by_side(folder for folder, _ in every)
+    for folder, found in every:
         if isinstance(found, BrokenPicture):
             raise found
-        if not (name or folder):
+        if not (name or folder.name):
             raise Misuse("photos need the field `name`, or file names such as class/photo.jpg")
-        groups.setdefault(name or folder, []).append(found)
+        groups.setdefault(name or folder.name, []).append(found)
     return groups

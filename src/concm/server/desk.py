@@ -6,13 +6,14 @@ import shutil
 import tempfile
 import threading
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from concm import progress
 from concm.classifier.album import Album, grouped, in_metric
 from concm.classifier.check import check
 from concm.classifier.classifier import Classifier
@@ -22,6 +23,7 @@ from concm.classifier.folders import Similar
 from concm.classifier.lesson import Lesson
 from concm.classifier.photos import checked_name
 from concm.classifier.prediction import Known, Prediction, check_rate
+from concm.classifier.store import Store
 from concm.classifier.stream import Encoded
 from concm.errors import ConcmError, Misuse
 from concm.files import replacing
@@ -45,13 +47,17 @@ class Desk:
 
         self.classifier = opened()
         _ = self.classifier.store  # refuses a store that is not there
+        self._reader = Store.open(store)  # albums take long to read: answers do not wait for the same handle
         self.predictor = Predictor(self.classifier._encoder)
-        self.inbox = Inbox(Path(store))
+        self.inbox = Inbox(Path(store), self.taught)
         self.jobs = Jobs(opened)
         self.exports = Path(tempfile.mkdtemp(prefix="concm-export-"))
         self._album: Album | None = None
         self._health: dict[str, Any] = {}
-        self._mutex, self._turning = threading.Lock(), threading.Lock()
+        self._taught: tuple[int, Set[str]] = (0, frozenset())
+        self.checking: int | None = None
+        """How many per cent of the present step of a check are done, while there is one."""
+        self._mutex, self._turning, self._checking = threading.Lock(), threading.Lock(), threading.Lock()
 
     def close(self) -> None:
         """Finish what was begun, and let go of all files."""
@@ -59,6 +65,7 @@ class Desk:
         self.predictor.close()
         self.inbox.close()
         self.classifier.close()
+        self._reader.close()
         shutil.rmtree(self.exports, ignore_errors=True)
 
     def known(self) -> Known:
@@ -70,16 +77,31 @@ class Desk:
         """The photos of a version."""
         with self._turning:  # not the lock of answers, which do not wait until an album is read
             if self._album is None or self._album.version != known.version:
-                self._album = Album.of(self.classifier.store, known)
+                self._album = Album.of(self._reader, known)
             return self._album
 
+    def taught(self) -> Set[str]:
+        """The digests of all photos of the newest version."""
+        version = self.classifier.version
+        if self._taught[0] != version:
+            self._taught = version, self.classifier.store.digests()
+        return self._taught[1]
+
     def health(self) -> dict[str, Any]:
-        """What the taught photos say of each other; found once for a version."""
-        known = self.known()
-        album = self.album(known)
-        if self._health.get("version") != album.version:
-            self._health = to_json(check(album, known))
-        return self._health
+        """What the taught photos say of each other; found once for a version, however many ask."""
+        with self._checking:
+            known = self.known()
+            if self._health.get("version") != known.version:
+                self._checked(0.0)
+                try:
+                    with progress.heard(self._checked):
+                        self._health = to_json(check(self.album(known), known))
+                finally:
+                    self.checking = None
+            return self._health
+
+    def _checked(self, share: float) -> None:
+        self.checking = int(100 * share)
 
     def map(self) -> dict[str, Any]:
         """Classes and photos in a plane."""
@@ -104,7 +126,7 @@ class Desk:
         """The inbox, with what the newest version says; photos that are alike are in one group."""
         check_rate(unknown_rate)
         known = self.known()
-        items = self.inbox.waiting(line.version for line in self.classifier.history)
+        items = self.inbox.waiting()
         if not items:
             return []
         units = in_metric(known, torch.stack([item.features for item in items]))
@@ -121,8 +143,8 @@ class Desk:
 
     def status(self) -> dict[str, Any]:
         """What a page has to know to be up to date."""
-        store = self.classifier.store
-        line, versions = store.history()[-1], [row.version for row in store.history()]
+        versions = self.classifier.history
+        line = versions[-1]
         running = [job.told() for job in self.jobs.all() if not job.over.is_set()]
         return {
             "store": self.classifier.path.resolve().name,
@@ -131,8 +153,9 @@ class Desk:
             "can_undo": len(versions) > 1,
             "classes": line.classes,
             "photos": line.photos,
-            "inbox": len(self.inbox.waiting(versions)),
+            **self.inbox.told(),
             "jobs": running,
+            "checking": self.checking,
         }
 
     # Changes
@@ -141,9 +164,8 @@ class Desk:
         self, classes: Mapping[str, Sequence[int]], duplicates: Duplicates = "refuse", similar: Similar = "refuse"
     ) -> Job:
         """Teach photos of the inbox, by class: one version."""
-        numbers = [number for own in classes.values() for number in own]
         groups = {checked_name(name): self.inbox.photos(own) for name, own in classes.items()}
-        return self._learn(groups, duplicates, similar, numbers)
+        return self._learn(groups, duplicates, similar)
 
     def learn_seen(
         self, groups: Mapping[str, Sequence[Seen]], duplicates: Duplicates = "refuse", similar: Similar = "refuse"
@@ -152,28 +174,23 @@ class Desk:
         kept = {checked_name(name): [one.kept() for one in own] for name, own in groups.items()}
         return self._learn(kept, duplicates, similar)
 
-    def _learn(
-        self, groups: dict[str, list[Encoded]], duplicates: Duplicates, similar: Similar, numbers: Sequence[int] = ()
-    ) -> Job:
+    def _learn(self, groups: dict[str, list[Encoded]], duplicates: Duplicates, similar: Similar) -> Job:
         check_duplicates(duplicates)
         if not groups or not all(groups.values()):
             raise Misuse("name a class and its photos")
         lesson = Lesson(groups, [])
+        return self.change(f"learn {lesson}", lambda classifier: classifier._taught(lesson, duplicates, similar))
+
+    def change(self, title: str, change: Callable[[Classifier], object]) -> Job:
+        """A change, as a job; `change` is given the classifier that learns."""
 
         def work(classifier: Classifier) -> dict[str, Any]:
-            classifier._taught(lesson, duplicates, similar)
-            self.inbox.taught(numbers, classifier.version)
-            return _done(classifier)
-
-        return self.jobs.add(f"learn {lesson}", work)
-
-    def change(self, title: str, change: Any) -> Job:
-        """A correction, as a job; `change` is given the classifier that learns."""
-
-        def work(classifier: Classifier) -> dict[str, Any]:
-            classifier.remarks = []
+            classifier.remarks, before = [], classifier.version
             change(classifier)
-            return _done(classifier)
+            line = classifier.history[-1]
+            if line.version == before:  # what that one did is not what was asked for now
+                return {"changed": False, "version": before, "remarks": classifier.remarks}
+            return {"changed": True, **asdict(line), "remarks": classifier.remarks}
 
         return self.jobs.add(title, work)
 
@@ -236,7 +253,3 @@ def _zip(archive: Path, folder: Path) -> None:
     with replacing(archive) as draft, zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as packed:
         for file in track(files, "packing"):
             packed.write(file, file.relative_to(folder))
-
-
-def _done(classifier: Classifier) -> dict[str, Any]:
-    return {**asdict(classifier.history[-1]), "remarks": classifier.remarks}

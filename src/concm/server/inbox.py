@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,10 @@ from concm.classifier.stream import Encoded
 from concm.errors import ConcmError, in_a_line, loading
 
 ROOM = 2000
-"""So many photos are kept, the newest."""
+"""So many photos that wait are kept, the newest, and so many of the others, which never take their room."""
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS items (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL,"
-    " digest TEXT NOT NULL UNIQUE, added TEXT NOT NULL, shown INTEGER NOT NULL, taught INTEGER,"
+    " digest TEXT NOT NULL UNIQUE, added TEXT NOT NULL, shown INTEGER NOT NULL,"
     " features BLOB NOT NULL, thumbnail BLOB NOT NULL)"
 )
 
@@ -40,9 +40,14 @@ class Item:
 
 
 class Inbox:
-    """Photos in a file beside the store, `inbox.db`, or in memory where nothing may be written."""
+    """Photos in a file beside the store, `inbox.db`, or in memory where nothing may be written.
 
-    def __init__(self, store: Path) -> None:
+    `taught` gives the digests of the photos that the store has: these do not wait. One that is undone, removed or
+    forgotten is not among them any more, and waits again. `dropped` counts those that waited, and had no room left.
+    """
+
+    def __init__(self, store: Path, taught: Callable[[], Set[str]] = frozenset) -> None:
+        self._taught, self.dropped = taught, 0
         self._file = store / "inbox.db"
         self._mutex = threading.Lock()
         if self._file.is_symlink() or (self._file.exists() and not self._file.is_file()):
@@ -79,26 +84,50 @@ class Inbox:
 
     def add(self, photo: Encoded, shown: bool) -> int:
         """Keep a photo, which may be there already; `shown` says that it waits for a name."""
-        packed = photo.features.numpy().tobytes()
+        taught = self._taught()
         with self._using():
-            (number,) = self._db.execute(
-                "INSERT INTO items (name, digest, added, shown, features, thumbnail) VALUES (?, ?, ?, ?, ?, ?)"
-                " ON CONFLICT (digest) DO UPDATE SET shown = max(shown, excluded.shown) RETURNING id",
+            found = self._db.execute("SELECT id FROM items WHERE digest = ?", (photo.digest,)).fetchone()
+            if found is not None:
+                self._db.execute("UPDATE items SET shown = max(shown, ?) WHERE id = ?", (shown, *found))
+                return int(found[0])
+            packed = photo.features.numpy().tobytes()
+            added = self._db.execute(
+                "INSERT INTO items (name, digest, added, shown, features, thumbnail) VALUES (?, ?, ?, ?, ?, ?)",
                 (photo.name, photo.digest, now(), shown, packed, photo.thumbnail),
-            ).fetchone()
-            self._db.execute("DELETE FROM items WHERE id <= (SELECT max(id) FROM items) - ?", (ROOM,))
-        return int(number)
+            )
+            self._make_room(taught)
+            return int(added.lastrowid or 0)
 
-    def waiting(self, versions: Iterable[int]) -> list[Item]:
-        """The photos that wait for a name, oldest first; one that was taught waits again once that is undone."""
-        living = set(versions)
+    def _make_room(self, taught: Set[str]) -> None:
+        """Drop the oldest photos that do not wait, if there are too many of them, and so for those that wait."""
+        if self._db.execute("SELECT count(*) FROM items").fetchone()[0] <= ROOM:
+            return
+        waiting: list[int] = []
+        others: list[int] = []
+        for number, digest, shown in self._db.execute("SELECT id, digest, shown FROM items ORDER BY id"):
+            (waiting if shown and digest not in taught else others).append(number)
+        self.dropped += max(0, len(waiting) - ROOM)
+        gone = waiting[: max(0, len(waiting) - ROOM)] + others[: max(0, len(others) - ROOM)]
+        self._db.executemany("DELETE FROM items WHERE id = ?", [(number,) for number in gone])
+
+    def waiting(self) -> list[Item]:
+        """The photos that wait for a name, oldest first."""
+        taught = self._taught()
         with self._using():
-            rows = self._db.execute("SELECT id, name, added, features, taught FROM items WHERE shown ORDER BY id")
+            rows = self._db.execute("SELECT id, name, added, features, digest FROM items WHERE shown ORDER BY id")
             return [
                 Item(number, name, added, _unpacked(features))
-                for number, name, added, features, taught in rows
-                if taught not in living
+                for number, name, added, features, digest in rows
+                if digest not in taught
             ]
+
+    def told(self) -> dict[str, int]:
+        """How many photos wait, how many may, and how many were dropped since the server was started."""
+        taught = self._taught()
+        with self._using():
+            rows = self._db.execute("SELECT digest FROM items WHERE shown")
+            count = sum(digest not in taught for (digest,) in rows)
+        return {"inbox": count, "inbox_room": ROOM, "inbox_dropped": self.dropped}
 
     def photos(self, numbers: Sequence[int]) -> list[Encoded]:
         """What a lesson needs of these photos."""
@@ -118,11 +147,6 @@ class Inbox:
         with self._using():
             row = self._db.execute("SELECT thumbnail FROM items WHERE id = ?", (number,)).fetchone()
         return None if row is None else bytes(row[0])
-
-    def taught(self, numbers: Iterable[int], version: int) -> None:
-        """These photos were taught in a version."""
-        with self._using():
-            self._db.executemany("UPDATE items SET taught = ? WHERE id = ?", [(version, at) for at in numbers])
 
     def dismiss(self, numbers: Iterable[int]) -> None:
         """Drop photos that need no name."""

@@ -13,6 +13,7 @@ from typing import Any
 from concm import progress
 from concm.classifier.classifier import Classifier
 from concm.errors import ConcmError, Misuse
+from concm.server.sentences import refusal
 
 KEPT = 50
 Work = Callable[[Classifier], dict[str, Any]]
@@ -41,7 +42,7 @@ class Job:
         said = {"job": self.id, "title": self.title, "state": self.state, **self.result}
         if self.state == "running" and self.percent is not None:
             said["percent"] = self.percent
-        return said if self.error is None else {**said, "error": self.error}
+        return said if self.error is None else {**said, **refusal(self.error)}
 
 
 class Jobs:
@@ -52,16 +53,18 @@ class Jobs:
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._numbers = itertools.count(1)
         self._jobs: dict[int, Job] = {}
+        self._adding = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="learn", daemon=True)
         self._thread.start()
 
     def add(self, title: str, work: Work) -> Job:
         """Queue a piece of work."""
-        job = Job(next(self._numbers), title, work)
-        self._jobs[job.id] = job
-        for old in [known for known in self._jobs.values() if known.over.is_set()][:-KEPT]:
-            self._jobs.pop(old.id, None)
-        self._queue.put(job)
+        with self._adding:  # requests add from several threads
+            job = Job(next(self._numbers), title, work)
+            self._jobs[job.id] = job
+            self._queue.put(job)
+            for old in [known for known in self._jobs.values() if known.over.is_set()][:-KEPT]:
+                del self._jobs[old.id]
         return job
 
     def get(self, number: int) -> Job | None:
@@ -70,7 +73,8 @@ class Jobs:
 
     def all(self) -> list[Job]:
         """The jobs that are still remembered, oldest first."""
-        return list(self._jobs.values())
+        with self._adding:
+            return list(self._jobs.values())
 
     def close(self) -> None:
         """Finish what was begun."""

@@ -13,14 +13,28 @@ DUPLICATES = {"type": "string", "enum": ["refuse", "skip"], "default": "refuse"}
 SIMILAR = {"type": "string", "enum": ["refuse", "keep"], "default": "refuse"}
 RATE = {"unknown_rate": {**NUMBER, "default": 0.05, "minimum": 0, "exclusiveMaximum": 1}}
 
+NEAREST = {
+    "nearest": {
+        **WHOLE,
+        "default": 0,
+        "minimum": 0,
+        "maximum": 20,
+        "description": "how many taught photos that look like it",
+    }
+}
+
 
 def _object(required: str = "", /, **fields: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"type": "object", "properties": fields}
     return {**found, "required": required.split()} if required else found
 
 
+CHOICE = {
+    **_object(duplicates=TEXT, similar_names=TEXT),
+    "description": "a field with which the same request is not refused, where that is for somebody to decide",
+}
 SCHEMAS = {
-    "Error": _object("error", error=TEXT),
+    "Error": _object("error", error=TEXT, choice=CHOICE),
     "Near": _object("number photo class likeness", number=WHOLE, photo=TEXT, **{"class": TEXT, "likeness": NUMBER}),
     "Prediction": _object(
         "label score top unknown novel version photo familiarity",
@@ -37,7 +51,8 @@ SCHEMAS = {
         nearest={"type": "array", "items": {"$ref": "#/components/schemas/Near"}},
     ),
     "Version": _object(
-        "version action detail created classes photos",
+        "changed version remarks",
+        changed={"type": "boolean", "description": "whether a version was made; else it says no more than its number"},
         version=WHOLE,
         action=TEXT,
         detail=TEXT,
@@ -53,6 +68,7 @@ SCHEMAS = {
         state={"type": "string", "enum": ["waiting", "running", "done", "failed"]},
         percent={**WHOLE, "description": "how much of a running job is done, where that can be known"},
         error=TEXT,
+        choice=CHOICE,
     ),
 }
 
@@ -61,7 +77,7 @@ READING = {
     "/readyz": "Whether it can answer; needs no token.",
     "/api/session": "The CSRF token that the page sends beside its cookie.",
     "/api/openapi.json": "This document.",
-    "/api/status": "Version, counts, and jobs that are not over.",
+    "/api/status": "Version, counts, jobs that are not over, and how far a check is, in per cent of its present step.",
     "/api/inbox": "The photos that wait for a name, with what the newest version says of them.",
     "/api/inbox/{number}/thumbnail": "The small picture of a photo in the inbox.",
     "/api/classes": "All classes with the numbers of their photos.",
@@ -78,8 +94,8 @@ READING = {
 QUERIES: dict[str, dict[str, Any]] = {
     "/api/predict": {
         **RATE,
-        "top": {**WHOLE, "default": 5, "description": "how many guesses"},
-        "nearest": {**WHOLE, "default": 0, "description": "how many taught photos that look like it"},
+        "top": {**WHOLE, "default": 5, "minimum": 1, "maximum": 100, "description": "how many guesses"},
+        **NEAREST,
         "keep": {
             "type": "string",
             "enum": ["unsure", "all", "none"],
@@ -87,14 +103,15 @@ QUERIES: dict[str, dict[str, Any]] = {
             "description": "which photos are kept in the inbox, to be named later",
         },
     },
-    "/api/inbox": {**RATE, "nearest": {**WHOLE, "default": 0}},
+    "/api/inbox": {**RATE, **NEAREST},
     "/api/evaluate": RATE,
 }
 FORM, JSON = "multipart/form-data", "application/json"
 CHANGING: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "/api/predict": ("What photos show.", {FORM: _object("photos", photos=PHOTOS)}),
     "/api/learn": (
-        "Teach photos: those that are sent, under `name` or the folder in their file names, or those in the inbox.",
+        "Teach photos: those that are sent, under `name` or the folder in their file names (folders that lie side by "
+        "side), or those in the inbox.",
         {
             FORM: _object("photos", photos=PHOTOS, name=TEXT, duplicates=DUPLICATES, similar_names=SIMILAR),
             JSON: _object(
@@ -106,14 +123,20 @@ CHANGING: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
         },
     ),
     "/api/inbox/dismiss": ("Drop photos from the inbox.", {JSON: _object("photos", photos=NUMBERS)}),
-    "/api/classes/rename": ("Give a class another name.", {JSON: _object("name to", name=TEXT, to=TEXT)}),
+    "/api/classes/rename": (
+        "Give a class another name.",
+        {JSON: _object("name to", name=TEXT, to=TEXT, similar_names=SIMILAR)},
+    ),
     "/api/classes/merge": (
         "Make one class of several.",
         {JSON: _object("names into", names={"type": "array", "items": TEXT}, into=TEXT)},
     ),
     "/api/classes/forget": ("Drop a class.", {JSON: _object("name", name=TEXT)}),
     "/api/photos/remove": ("Remove taught photos.", {JSON: _object("photos", photos=NUMBERS)}),
-    "/api/photos/move": ("Move taught photos to another class.", {JSON: _object("photos to", photos=NUMBERS, to=TEXT)}),
+    "/api/photos/move": (
+        "Move taught photos to another class.",
+        {JSON: _object("photos to", photos=NUMBERS, to=TEXT, similar_names=SIMILAR)},
+    ),
     "/api/undo": (
         "Step back one version; with `version`, only if that is still the newest.",
         {JSON: _object(version=WHOLE)},

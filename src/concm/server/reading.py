@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict
 
 from starlette.concurrency import run_in_threadpool
@@ -10,10 +11,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
 from concm.server import openapi
-from concm.server.asked import UNKNOWN_RATE, desk, query
+from concm.server.asked import UNKNOWN_RATE, desk, near, number, query
 from concm.server.desk import EXPORTS
-
-KEPT = {"Cache-Control": "private, max-age=31536000, immutable"}
 
 
 async def healthz(request: Request) -> Response:
@@ -58,19 +57,19 @@ async def photos(request: Request) -> Response:
 
 async def thumbnail(request: Request) -> Response:
     """The small picture of a taught photo."""
-    return _jpeg(await run_in_threadpool(desk(request).classifier.store.thumbnail, request.path_params["number"]))
+    return _jpeg(request, await run_in_threadpool(desk(request).classifier.store.thumbnail, number(request)))
 
 
 async def inbox(request: Request) -> Response:
     """The photos that wait for a name."""
-    rate, nearest = query(request, "unknown_rate", UNKNOWN_RATE, float), query(request, "nearest", 0, int)
-    items = await run_in_threadpool(desk(request).waiting, rate, min(nearest, 10))
+    rate = query(request, "unknown_rate", UNKNOWN_RATE, float)
+    items = await run_in_threadpool(desk(request).waiting, rate, near(request))
     return JSONResponse({"version": desk(request).classifier.version, "photos": items})
 
 
 async def inbox_thumbnail(request: Request) -> Response:
     """The small picture of a photo that waits."""
-    return _jpeg(await run_in_threadpool(desk(request).inbox.thumbnail, request.path_params["number"]))
+    return _jpeg(request, await run_in_threadpool(desk(request).inbox.thumbnail, number(request)))
 
 
 async def history(request: Request) -> Response:
@@ -105,7 +104,7 @@ async def jobs(request: Request) -> Response:
 
 async def job(request: Request) -> Response:
     """One job."""
-    found = desk(request).jobs.get(request.path_params["number"])
+    found = desk(request).jobs.get(number(request))
     if found is None:
         raise HTTPException(404, "there is no such job, or not any more")
     return JSONResponse(found.told())
@@ -121,7 +120,12 @@ async def exported(request: Request) -> Response:
     return FileResponse(file, media_type="application/zip", filename=name)
 
 
-def _jpeg(picture: bytes | None) -> Response:
+def _jpeg(request: Request, picture: bytes | None) -> Response:
+    """A picture that a browser may keep if it asks each time: another store may be served here tomorrow."""
     if picture is None:
         raise HTTPException(404, "there is no such photo")
-    return Response(picture, media_type="image/jpeg", headers=KEPT)
+    tag = f'"{hashlib.blake2b(picture, digest_size=16).hexdigest()}"'
+    headers = {"Cache-Control": "private, no-cache", "ETag": tag}
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(picture, media_type="image/jpeg", headers=headers)

@@ -1,9 +1,11 @@
 // Asking: photos that are dropped, chosen or taken, and what the classifier says of them.
-import { attempt, el, many, nameInput, percent, post, say } from "/static/tools.js";
+import { attempt, change, el, learned, many, nameInput, percent, post, say } from "/static/tools.js";
 
 const AT_ONCE = 8;
+const BYTES_AT_ONCE = 100e6;
 const PICTURE = /\.(jpe?g|jfif|png|webp|gif|bmp|tiff?|avif|hei[cf]|jp2|ppm)$/i;
 let answers = [];
+let scattered = "";
 
 export function show(view, app) {
   if (!answers.length) {
@@ -11,29 +13,40 @@ export function show(view, app) {
       el("p", {}, "Drop photos on this page, choose some, or use the camera: the answers come here."),
       el("p", {}, "Nothing leaves this machine.")));
   }
-  const clear = el("button", { type: "button", onclick: () => { answers = []; app.open("answers"); } }, "Clear");
+  const clear = el("button", { type: "button", onclick: () => { answers = []; scattered = ""; app.open("answers"); } }, "Clear");
   const unknown = answers.filter((answer) => answer.unknown).length;
   const words = `${many(answers.length, "answer")}${unknown ? `, ${unknown} unknown` : ""}`;
   view.replaceChildren(el("div", { className: "bar" }, el("strong", {}, words), byFolder(app), el("span", { className: "spacer" }), clear),
     el("div", { className: "grid wide" }, ...answers.map((answer) => card(answer))));
 }
 
-// Photos that came in folders can be taught as classes, all in one version.
+// Photos that came in folders can be taught as classes, all in one version; the button names them.
 function byFolder(app) {
-  const classes = {};
-  for (const answer of answers) if (answer.folder) (classes[answer.folder] ??= []).push(answer.inbox);
-  const count = Object.keys(classes).length;
-  if (!count) return null;
-  const words = count === 1 ? `Teach these as ${Object.keys(classes)[0]}` : `Teach ${count} folders as classes`;
-  return el("button", { type: "button", onclick: () => attempt(async () => {
+  const classes = new Map();
+  for (const { folder, inbox } of answers) if (folder) classes.set(folder, [...(classes.get(folder) || []), inbox]);
+  if (!classes.size) return scattered ? el("small", { className: "soft" }, scattered) : null;
+  const words = [...classes].map(([name, own]) => `${name} (${own.length})`);
+  const some = words.length > 5 ? [...words.slice(0, 4), `${words.length - 4} more`] : words;
+  return el("button", { type: "button", title: words.join(", "), onclick: () => {
     say("Learning …");
-    const done = await post("/api/learn", { classes, duplicates: "skip" });
-    for (const answer of answers) delete answer.folder;
-    say([`Learned ${done.detail}: version ${done.version}.`, ...done.remarks].join(" "));
-    await app.refresh();
-    app.open("answers");
-  }) }, words);
+    change("/api/learn", { classes: Object.fromEntries(classes) }, async (done) => {
+      for (const answer of answers) delete answer.folder;
+      say(learned(done));
+      await app.refresh();
+      app.open("answers");
+    });
+  } }, `Teach by folder: ${some.join(", ")}`);
 }
+
+// Why the folders of photos cannot all be classes: they have to lie side by side.
+function layout(photos) {
+  const folders = [...new Set(photos.map((photo) => path(photo).split("/").slice(0, -1).join("/")))].filter(Boolean);
+  const above = (folder) => folder.split("/").slice(0, -1).join("/");
+  const other = folders.find((folder) => above(folder) !== above(folders[0]));
+  return other === undefined ? "" : `These folders are no classes, for they do not lie side by side: ${folders[0]} and ${other}.`;
+}
+
+const path = (photo) => photo.path || photo.webkitRelativePath || photo.name;
 
 function card(answer) {
   const familiar = answer.unknown ? `stranger than ${percent(1 - answer.familiarity)} of known photos`
@@ -58,40 +71,68 @@ function card(answer) {
     el("div", { className: "near" }, el("small", { className: "soft" }, "because it looks like"), ...near), fix);
 }
 
-async function correct(answer, name, fix) {
-  await attempt(async () => {
-    const done = await post("/api/learn", { classes: { [name]: [answer.inbox] }, duplicates: "refuse" });
-    fix.replaceChildren(el("span", { className: "soft" }, `Taught as ${name} (version ${done.version}).`));
-    say(`Learned one photo of ${name}: version ${done.version}.`);
+function correct(answer, name, fix) {
+  return change("/api/learn", { classes: { [name]: [answer.inbox] } }, (done) => {
+    const words = done.changed ? `Taught as ${name} (version ${done.version}).` : `It is a photo of ${name} already.`;
+    fix.replaceChildren(el("span", { className: "soft" }, words));
+    say(learned(done));
   });
 }
 
-// Ask about files, a few at a time, so that answers come as they are ready.
+// Ask about files, a few at a time, so that answers come as they are ready; what fails keeps no other from its answer.
 export async function ask(files, app) {
   const photos = [...files].filter((file) => file.type.startsWith("image/") || PICTURE.test(file.name));
   const skipped = files.length - photos.length;
   if (!photos.length) return say(files.length ? "There is no photo among these files." : "", true);
-  const failures = [];
+  const reasons = new Set();
+  const before = app.status?.inbox_dropped;
   const found = [];
-  for (let at = 0; at < photos.length; at += AT_ONCE) {
-    app.busy(true, at / photos.length);
+  let done = 0;
+  let unseen = 0;
+  scattered = layout(photos);
+  for (const batch of batches(photos)) {
+    app.busy(true, done / photos.length);
     say(`Looking at ${many(photos.length, "photo")} …`);
     const form = new FormData();
-    for (const photo of photos.slice(at, at + AT_ONCE)) form.append("photos", photo, photo.path || photo.webkitRelativePath || photo.name);
-    const answer = await attempt(() => post("/api/predict?keep=all&nearest=4", form));
-    if (answer === null) break;
-    found.push(...answer.predictions);
-    failures.push(...answer.failures);
-    answers = [...found, ...answers.filter((old) => !found.some((one) => one.inbox === old.inbox))];
-    app.open("answers");
+    for (const photo of batch) form.append("photos", photo, path(photo));
+    try {
+      const { predictions, failures } = await post("/api/predict?keep=all&nearest=4", form);
+      if (scattered) for (const answer of predictions) delete answer.folder;
+      found.push(...predictions);
+      for (const why of failures) reasons.add(why);
+      unseen += failures.length;
+      answers = [...found, ...answers.filter((old) => !found.some((one) => one.inbox === old.inbox))];
+      app.open("answers");
+    } catch (error) {
+      reasons.add(error.message);
+      unseen += batch.length;
+    }
+    done += batch.length;
   }
   app.busy(false, 1);
   const unknown = found.filter((answer) => answer.unknown).length;
   const words = [`${many(found.length, "photo")} answered, ${unknown} unknown.`];
-  if (failures.length) words.push(`Could not be read: ${failures.slice(0, 3).join("; ")}${failures.length > 3 ? " …" : ""}.`);
   if (skipped) words.push(`Left out, for they are no photos: ${many(skipped, "file")}.`);
-  if (found.length || failures.length) say(words.join(" "), failures.length > 0);
-  await app.refresh();
+  if (unseen) words.push(`Not looked at: ${many(unseen, "photo")}: ${[...reasons].slice(0, 3).join("; ")}${reasons.size > 3 ? " …" : "."}`);
+  await attempt(() => app.refresh());
+  const gone = app.status?.inbox_dropped - before;
+  if (gone > 0) words.push(`The inbox was full: ${many(gone, "older photo that waited was", "older photos that waited were")} dropped.`);
+  say(words.join(" "), unseen > 0 || gone > 0);
+  return found;
+}
+
+// So many photos at a time as one request may have.
+function batches(photos) {
+  const found = [];
+  let bytes = 0;
+  for (const photo of photos) {
+    bytes += photo.size;
+    if (!found.length || found.at(-1).length === AT_ONCE || bytes > BYTES_AT_ONCE) {
+      found.push([]);
+      bytes = photo.size;
+    }
+    found.at(-1).push(photo);
+  }
   return found;
 }
 

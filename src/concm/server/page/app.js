@@ -14,10 +14,10 @@ const EVERY = 2000;
 const view = document.getElementById("view");
 const undo = document.getElementById("undo");
 let current = null;
-let known = null;
 let drawing = 0;
 
 const app = {
+  status: null,
   open(name, ...more) {
     current = name;
     location.hash = name;
@@ -41,10 +41,12 @@ const app = {
   // Ask the server how things are; views are drawn anew when they have changed.
   async refresh(again = false) {
     const status = await get("/api/status");
-    const moved = known !== null && (status.version !== known.version || (current === "inbox" && status.inbox !== known.inbox));
+    const known = app.status;
+    const moved = known !== null && (status.version !== known.version
+      || (current === "inbox" && (status.inbox !== known.inbox || status.inbox_dropped !== known.inbox_dropped)));
     const elsewhere = moved && !again;
     const version = known === null || status.version !== known.version;
-    known = status;
+    app.status = status;
     document.title = `${status.store} – concm`;
     document.getElementById("store").textContent = status.store;
     document.getElementById("summary").textContent =
@@ -54,7 +56,8 @@ const app = {
     const badge = document.querySelector("#tabs .count");
     badge.textContent = String(status.inbox);
     badge.hidden = status.inbox === 0;
-    app.busy(status.jobs.length > 0, null, status.jobs[0]?.percent ?? null);
+    const [job] = status.jobs;
+    app.busy(job !== undefined || status.checking !== null, null, job ? job.percent ?? null : status.checking);
     if (version) await names();
     const typing = document.activeElement && document.activeElement.matches("main input[type=text]") && document.activeElement.value;
     if ((again || (elsewhere && !typing)) && current !== "answers") await app.open(current);
@@ -87,7 +90,7 @@ addEventListener("drop", async (event) => {
 });
 undo.addEventListener("click", () => attempt(async () => {
   undo.disabled = true;
-  const done = await post("/api/undo", { version: known.version });
+  const done = await post("/api/undo", { version: app.status.version });
   say(`Back at version ${done.version}.`);
   await app.refresh(true);
 }));
@@ -96,7 +99,7 @@ camera(app);
 const wanted = location.hash.slice(1);
 await attempt(async () => {
   await app.refresh();
-  if (current === null) await app.open(wanted in VIEWS ? wanted : known.inbox ? "inbox" : "answers");
+  if (current === null) await app.open(wanted in VIEWS ? wanted : app.status.inbox ? "inbox" : "answers");
 });
 let failing = false;
 setInterval(async () => {

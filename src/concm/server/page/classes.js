@@ -1,5 +1,5 @@
 // The gallery: all classes, and the photos of one of them, to be moved, removed, renamed or merged.
-import { attempt, el, get, grid, many, nameInput, post, say, tile } from "/static/tools.js";
+import { change as asked, el, get, grid, many, nameInput, say, tile } from "/static/tools.js";
 
 let open = null;
 const chosen = new Set();
@@ -24,8 +24,7 @@ async function one(view, app, classes) {
   const { photos } = await get(`/api/classes/${encodeURIComponent(open)}/photos`);
   const here = new Set(photos.map((photo) => photo.number));
   for (const number of [...chosen]) if (!here.has(number)) chosen.delete(number);
-  const change = (words, path, body, next = open) => attempt(async () => {
-    const done = await post(path, body);
+  const change = (words, path, body, next = open) => asked(path, body, async (done) => {
     open = next;
     chosen.clear();
     say(`${words}: version ${done.version}.`);

@@ -1,12 +1,16 @@
 // Health: which classes need more photos, what is confused, and which photos may be wrong or do harm.
-import { attempt, el, get, many, post, say } from "/static/tools.js";
+import { attempt, change, el, get, many, say } from "/static/tools.js";
 
 const VERDICTS = { "enough": "enough photos", "more photos": "needs more photos", "confused": "looks like another class" };
 const percent = (value) => value === null ? "–" : `${Math.round(value)}\u00a0%`;
 const picture = (number, alt) => el("img", { src: `/api/photos/${number}/thumbnail`, alt, loading: "lazy" });
 
 export async function show(view, app) {
-  const { classes, mislabelled, harmful, confused, expected } = await get("/api/health");
+  const patience = setTimeout(() => {
+    view.replaceChildren(el("p", { className: "soft" }, "Comparing all taught photos with each other …"));
+    attempt(() => app.refresh());
+  }, 300);
+  const { classes, mislabelled, harmful, confused, expected } = await get("/api/health").finally(() => clearTimeout(patience));
   const link = (name) => el("button", { type: "button", onclick: () => app.open("classes", name) }, name);
   const order = [...classes].sort((one, other) => (one.expected ?? -1) - (other.expected ?? -1));
   const rows = order.map((row) => el("tr", {}, el("th", { scope: "row" }, link(row.name)),
@@ -38,15 +42,14 @@ function photos(app, title, why, found, words, mend) {
   if (!found.length) return [];
   const cards = found.map((photo) => {
     const [name, path, body] = mend(photo);
-    const change = () => attempt(async () => {
-      const done = await post(path, body);
+    const mended = () => change(path, body, async (done) => {
       say(`${done.action}: ${done.detail}: version ${done.version}.`);
       await app.refresh(true);
     });
     return el("li", {}, el("div", { className: "card" }, picture(photo.number, photo.photo), el("div", { className: "text" },
       el("b", {}, photo.name), el("small", {}, words(photo)), el("div", { className: "fix" },
         el("button", { type: "button", onclick: () => app.open("classes", photo.name) }, "Show class"),
-        el("button", { type: "button", onclick: change }, name)))));
+        el("button", { type: "button", onclick: mended }, name)))));
   });
   return [el("h2", {}, title, el("small", {}, why)), el("ul", { className: "grid" }, ...cards)];
 }

@@ -1,5 +1,5 @@
 // The inbox: photos that were called unknown or unsure, to be named many at a time.
-import { attempt, el, get, grid, many, nameInput, percent, post, say, tile } from "/static/tools.js";
+import { attempt, change, el, get, grid, learned, many, nameInput, percent, post, say, tile } from "/static/tools.js";
 
 const chosen = new Set();
 
@@ -39,8 +39,17 @@ export async function show(view, app) {
   const parts = alike.map((group) => section(`${group.length} photos that look alike`, group, changed));
   if (single.length) parts.push(section(alike.length ? "Others" : "Photos without a name", single, changed));
   if (recognised.length) parts.push(section("Recognised by now", recognised, changed));
-  view.replaceChildren(bar, ...parts);
+  view.replaceChildren(bar, full(app.status), ...parts);
   changed();
+}
+
+// What a full inbox means: nothing that waits goes without a word.
+function full(status) {
+  const { inbox, inbox_room: room, inbox_dropped: dropped } = status || {};
+  if (!(inbox >= room || dropped)) return "";
+  const gone = dropped ? `: ${many(dropped, "older one was", "older ones were")} dropped since the server was started` : "";
+  return el("p", { id: "full", className: "is-unknown" }, `The inbox keeps the newest ${many(room, "photo")} that wait${gone}. `
+    + "Name or dismiss some to make room.");
 }
 
 function section(title, photos, changed) {
@@ -72,13 +81,11 @@ function choose(place, on, changed) {
   changed();
 }
 
-async function learn(name, app) {
-  const numbers = [...chosen];
+function learn(name, app) {
   say(`Learning ${name} …`);
-  await attempt(async () => {
-    const done = await post("/api/learn", { classes: { [name]: numbers }, duplicates: "skip" });
+  return change("/api/learn", { classes: { [name]: [...chosen] } }, async (done) => {
     chosen.clear();
-    say([`Learned ${name} from ${many(numbers.length, "photo")}: version ${done.version}.`, ...done.remarks].join(" "));
+    say(learned(done));
     await app.refresh(true);
   });
 }

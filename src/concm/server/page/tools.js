@@ -17,10 +17,12 @@ async function read(response) {
   const kind = response.headers.get("content-type") || "";
   const body = kind.includes("json") ? await response.json() : {};
   if (response.status === 401) throw new Error("The server was started anew: open the address that it printed.");
-  if (!response.ok && !body.predictions) throw new Error(body.error || `The server said ${response.status}.`);
-  if (body.state === "failed") throw new Error(body.error);
+  if (!response.ok && !body.predictions) throw refused(body, `The server said ${response.status}.`);
+  if (body.state === "failed") throw refused(body);
   return body;
 }
+
+const refused = ({ error, choice }, otherwise) => Object.assign(new Error(error || otherwise), { choice });
 
 export async function get(path) {
   return read(await fetch(path));
@@ -39,14 +41,13 @@ async function finished(job) {
   for (;;) {
     await new Promise((resolve) => setTimeout(resolve, 500));
     const answer = await get(`/api/jobs/${job}`);
-    if (answer.state === "failed") throw new Error(answer.error);
     if (answer.state === "done") return answer;
   }
 }
 
-export function say(text, wrong = false) {
+export function say(text, wrong = false, ...more) {
   const place = document.getElementById("said");
-  place.textContent = text;
+  place.replaceChildren(text, ...more);
   place.classList.toggle("wrong", wrong);
 }
 
@@ -58,6 +59,28 @@ export async function attempt(work) {
     say(error.message || String(error), true);
     return null;
   }
+}
+
+// What somebody may answer where the server asks back, by the field that says so.
+const ANSWERS = { similar_names: "Keep it as a class of its own", duplicates: "Leave those out" };
+
+// Ask for a change; where the server asks back, its sentence comes with a button that answers.
+export async function change(path, body, done) {
+  try {
+    await done(await post(path, body));
+  } catch (error) {
+    const [field, value] = Object.entries(error.choice || {})[0] || [];
+    const words = ANSWERS[field];
+    if (!words) return say(error.message || String(error), true);
+    const again = el("button", { type: "button", onclick: () => change(path, { ...body, [field]: value }, done) }, words);
+    say(`${error.message.replace(/`"[a-z_]+": "[a-z]+"`/, `“${words}”`)} `, true, again);
+  }
+}
+
+// What came of teaching, in sentences.
+export function learned({ changed, detail, version, remarks }) {
+  const first = changed ? `Learned ${detail}: version ${version}.` : "Nothing was changed.";
+  return [first, ...remarks.map((words) => `${words[0].toUpperCase()}${words.slice(1)}.`)].join(" ");
 }
 
 export const percent = (share) => `${Math.round(100 * share)}\u00a0%`;

@@ -203,7 +203,9 @@ def test_what_each_row_saw_and_keeps_stands_with_what_it_costs(page):
     given = Given(base=24, on=490, held=10, candidates=36, views=3, base_views=0, test=100)
     found = leaderboard.page(replace(SHARED, given=given, passes=4), [], "x.png").splitlines()
     assert line(under(found, "What each costs"), "| `orco`").split(" | ")[7:9] == ["24 of 490", "4"]
-    assert line(under(found, "What each costs"), "| `concm`").split(" | ")[6] == "5 per novel class"
+    assert (
+        line(under(found, "What each costs"), "| `concm`").split(" | ")[6] == "5 per novel class, base images held out"
+    )
     assert (
         "Methods see 24 of the 490 images of each base class that were trained on and 10 that were not, and 36 "
         "candidates of each novel class, 3 views each; the backbone saw each picture 4 times. They are tested on 100 "

@@ -124,7 +124,9 @@ def best_ridge(hidden: Tensor, truth: Tensor, held: float) -> float:
     count = max(1, round(len(hidden) * (1 - held)))
     seen, wanted = hidden[:count].double(), truth[:count].double()
     gram, sums, rest = seen.T @ seen, seen.T @ wanted, hidden[count:].double()
-    errors = {ridge: float((rest @ ridge_weights(gram, sums, ridge) - truth[count:]).square().sum()) for ridge in RIDGES}
+    errors = {
+        ridge: float((rest @ ridge_weights(gram, sums, ridge) - truth[count:]).square().sum()) for ridge in RIDGES
+    }
     return min(errors, key=errors.__getitem__)
 
 

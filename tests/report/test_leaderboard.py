@@ -214,6 +214,12 @@ def test_what_each_row_saw_and_keeps_stands_with_what_it_costs(page):
     )
 
 
+def test_all_exemplars_that_a_method_declares_are_shown():
+    found = leaderboard.page(table(row("concm", 61.0), row("equal:gkeal", 50.0), row("ncm", 49.0)), [], "x.png")
+    kept = line(under(found.splitlines(), "What each costs"), "| `equal:gkeal`").split(" | ")[6]
+    assert kept == "512 features of base images; all shots and base images held out, for the operating point"
+
+
 def test_a_fuller_bank_of_the_same_backbone_has_a_table_of_its_own():
     full = replace(table(row("joint", 75.0), row("orco", 60.0)), given=Given(490, 490, 10, 500, 3, 0))
     found = leaderboard.page(SHARED, [full], "x.png").splitlines()

@@ -94,6 +94,8 @@ class Material(NamedTuple):
     "bidist",
     title="BiDist: two teachers mixed for each class, two branches and a gate",
     paper="CVPR 2023",
+    link="https://openaccess.thecvf.com/content/CVPR2023/papers/"
+    "Zhao_Few-Shot_Class-Incremental_Learning_via_Class-Aware_Bilateral_Distillation_CVPR_2023_paper.pdf",
     code="https://github.com/LinglanZhao/BiDistFSCIL",
     group="updates the backbone",
     needs=(PICTURES, f"{EXEMPLARS}: 1 picture per class"),

@@ -77,6 +77,7 @@ class LCwoFSettings(Checked):
     "lcwof",
     title="LCwoF: novel learning near the base weights, then joint calibration",
     paper="ICCV 2021",
+    link="https://arxiv.org/abs/2108.08165",
     code="https://github.com/Annusha/LCwoF",
     group="updates the backbone",
 )

@@ -124,15 +124,16 @@ def best_ridge(hidden: Tensor, truth: Tensor, held: float) -> float:
     count = max(1, round(len(hidden) * (1 - held)))
     seen, wanted = hidden[:count].double(), truth[:count].double()
     gram, sums, rest = seen.T @ seen, seen.T @ wanted, hidden[count:].double()
-    errors = {
-        ridge: float((rest @ ridge_weights(gram, sums, ridge) - truth[count:]).square().sum()) for ridge in RIDGES
-    }
-    return min(errors, key=errors.__getitem__)
+
+    def error(ridge: float) -> float:
+        return float((rest @ ridge_weights(gram, sums, ridge) - truth[count:]).square().sum())
+
+    return min(RIDGES, key=error)
 
 
 def ridge_weights(gram: Tensor, sums: Tensor, ridge: float) -> Tensor:
     """The weights (width, classes) of a ridge regression, in double precision, from its two sums."""
-    lifted = gram.double().clone()
+    lifted = gram.to(torch.double, copy=True)
     lifted.diagonal().add_(ridge)
     return torch.cholesky_solve(sums.double(), torch.linalg.cholesky(lifted))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,8 +12,9 @@ from concm.evaluation import conformance
 from concm.evaluation.conformance import CHECKS
 from concm.evaluation.course import Course
 from concm.evaluation.worlds import World
-from concm.methods import Choice, Entry, Learner, choose, entries
+from concm.methods import NAMES, PICTURES, VIEWS, Choice, Entry, Learner, choose, entries
 from concm.methods.ncm import NCM
+from concm.methods.picture_base import PictureLearner
 from concm.methods.registry import _registered
 from tests.support.tiny import call, sentence
 
@@ -104,6 +107,32 @@ class Hoarder(Learner):
         return torch.stack([near[:, self.labels == label].max(1).values for label in range(classes)], 1)
 
 
+class Turner(NCM):
+    """It keeps single images, whose features are turned, so that they are not found among those that it was given."""
+
+    kept = ("prototypes", "some")
+
+    def fit_base(self, base):
+        super().fit_base(base)
+        self.some = base.features[:0]
+
+    def keep(self, images):
+        turn = torch.linalg.qr(torch.ones(self.dimension, self.dimension) + torch.eye(self.dimension)).Q
+        self.some = torch.cat([self.some, images @ turn])
+
+
+class OfBase(Turner):
+    def fit_base(self, base):
+        super().fit_base(base)
+        self.keep(base.features[::5])
+
+
+class OfShots(Turner):
+    def learn(self, session):
+        super().learn(session)
+        self.keep(session.features)
+
+
 class Careless(NCM):
     def fit_base(self, base):
         base.features.mul_(2)
@@ -120,6 +149,31 @@ class Hidden(NCM):
     def fit_base(self, base):
         super().fit_base(base)
         self.matrix = torch.linalg.inv(torch.cov(base.features.T) + 0.1 * torch.eye(self.dimension))
+
+
+class Twofold(PictureLearner):
+    """Its network counts, and a second one that was trained as well does not."""
+
+    kept = ("prototypes",)
+
+    def build(self):
+        super().build()
+        self.second = self.another()
+
+    def fit_base(self, base):
+        base = self.begin(base)
+        self.second.load_state_dict(self.network.state_dict())
+        self.prototypes = base.mean
+
+    def learn(self, session):
+        self.prototypes = torch.cat([self.prototypes, session.class_means()])
+
+    def scores(self, pictures):
+        return F.normalize(self.features(pictures)) @ F.normalize(self.prototypes).T
+
+    @property
+    def parameter_count(self):
+        return sum(weight.numel() for weight in self.network.parameters())
 
 
 class Sociable(NCM):
@@ -145,6 +199,8 @@ BREAKERS = {
     Hoarder: "it_keeps_no_image_that_it_does_not_declare",
     Careless: "the_world_is_left_alone",
     Silent: "memory_is_reported",
+    OfBase: "it_keeps_no_image_that_it_does_not_declare",
+    OfShots: "it_keeps_no_image_that_it_does_not_declare",
     Hidden: "memory_is_all_that_the_state_holds",
     Sociable: "each_image_is_scored_by_itself",
     NoSmall: "uneven_and_small_sessions_are_learned",
@@ -157,6 +213,54 @@ def test_a_method_that_breaks_the_contract_is_caught(breaker):
     choice = Choice("mine", Entry("mine", "mine", "", breaker, None, ()), None)
     found = {words for words, wrong in conformance.run(choice) if wrong is not None}
     assert BREAKERS[breaker].replace("_", " ") in found
+
+
+@pytest.mark.parametrize(
+    ("breaker", "declared", "caught"),
+    [
+        (OfBase, "exemplars: 4 per novel class", True),
+        (OfBase, "exemplars: 24 base images", False),
+        (OfShots, "exemplars: 24 base images", True),
+        (OfShots, "exemplars: all shots", False),
+        (OfBase, "exemplars: 24 in all", False),
+        (OfShots, "exemplars", False),
+    ],
+)
+def test_exemplars_of_one_kind_do_not_allow_those_of_the_other(breaker, declared, caught):
+    course = Course(Choice("mine", Entry("mine", "mine", "", breaker, None, (declared,)), None))
+    check = conformance.it_keeps_no_image_that_it_does_not_declare
+    expected = pytest.raises(conformance.Broken, match=r"some is larger with more .*: declare exemplars")
+    with expected if caught else nullcontext():
+        check(course)
+
+
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [
+        ("concm", (NAMES, VIEWS, "exemplars: 5 per novel class")),
+        ("concm:replay=0", (NAMES, VIEWS)),
+        ("equal:ncm", (VIEWS, "exemplars: all shots, for the operating point")),
+    ],
+)
+def test_base_images_held_out_for_the_operating_point_count_as_exemplars(words, others):
+    check, choice = conformance.it_keeps_no_image_that_it_does_not_declare, choose(words)
+    assert "base images held out" in choice.needs[-1]
+    check(Course(choice))
+    silent = Choice("mine", Entry("mine", "mine", "", choice.build, None, others), None)
+    with pytest.raises(conformance.Broken, match=r"held is larger with more (base )?images"):
+        check(Course(silent))
+
+
+def test_an_engine_with_a_constant_of_one_s_own_holds_out_no_image_by_itself():
+    choice = choose("concm:novel_bias=0.1,replay=0")
+    assert choice.needs[-1] == "exemplars: base images that a bank holds out"
+    assert len(Course(choice).method.state_dict()["memory.held"]) == 0
+
+
+def test_a_network_of_pictures_that_is_not_counted_is_caught():
+    course = Course(Choice("mine", Entry("mine", "mine", "", Twofold, None, (PICTURES,)), None))
+    with pytest.raises(conformance.Broken, match=r"count all of .*second"):
+        conformance.memory_is_all_that_the_state_holds(course)
 
 
 def test_a_method_with_nothing_wrong_has_no_complaint():

@@ -50,7 +50,7 @@ def test_a_result_says_what_was_run(result):
     assert heading.schema == results.SCHEMA
     assert (heading.scenario, asdict(heading.cut)) == ("folder", {"base": 4, "way": 2, "shot": 5, "sessions": 3})
     assert (heading.method, heading.label, heading.draw, heading.seed) == ("concm", QUICK, 3, 3)
-    assert heading.needs == ["class names", "views of the shots", "exemplars: 5 per novel class"]
+    assert heading.needs == ["class names", "views of the shots", "exemplars: 5 per novel class, base images held out"]
     assert heading.bank["name"] == "none"
     assert heading.environment["concm"] == __version__
     assert {"code", "python", "torch", "device"} < heading.environment.keys()

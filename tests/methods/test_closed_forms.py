@@ -110,6 +110,10 @@ def test_the_root_of_a_covariance_squares_to_it_also_where_it_lacks_rank():
     torch.testing.assert_close(root(covariance) @ root(covariance), covariance)
 
 
+def test_ranpac_has_its_authors_width_and_a_preset_for_cpus():
+    assert (choose("ranpac").settings.width, choose("ranpac:short").settings.width) == (10_000, 2000)
+
+
 def test_ranpac_is_the_ridge_regression_of_its_random_features():
     world = World.of()
     method = after("ranpac:width=50", world, 1)

@@ -300,7 +300,7 @@ def test_classes_of_one_family_differ_by_their_species_alone():
 
 def test_only_prototypes_are_kept():
     method = after("pa", session(1, 5, ("tiger", "rose")))
-    assert method.memory_bytes == (7 + 4) * 16 * 4
+    assert method.memory_bytes == (7 + 4) * 16 * 4 + 7 * 8  # and the family of each
     assert method.parameter_count == (3 + 2) * 16
     assert choose("pa").needs == (NAMES,)
 

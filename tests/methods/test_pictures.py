@@ -77,6 +77,14 @@ def test_the_whole_network_is_trained_in_sessions_and_not_in_the_base_session(na
     assert not any(torch.equal(one, two) for one, two in pairs)
 
 
+def test_rows_of_both_branches_count_for_all_classes():
+    base, later = learned(BRIEF["bidist"], 1), learned(BRIEF["bidist"], 2)
+    added = len(later.rows) - len(base.rows)
+    gate = sum(weight.numel() for weight in later.gate.parameters()) - sum(w.numel() for w in base.gate.parameters())
+    assert added
+    assert later.parameter_count - base.parameter_count == gate + 2 * added * later.dimension
+
+
 @pytest.mark.parametrize("name", BRIEF)
 def test_it_declares_the_pictures_it_keeps(name):
     needs = choose(name).needs
@@ -126,7 +134,8 @@ def test_the_budget_is_shared_by_all_classes_and_never_exceeded():
         method = learned("icarl:epochs=1,memory=20", sessions)
         seen = BASE + 2 * (sessions - 1)
         assert method.labels.tolist() == [label for label in range(seen) for _ in range(count)]
-        assert method.memory_bytes == len(method.exemplars) * SIDE * SIDE * 3 <= 20 * SIDE * SIDE * 3
+        assert method.exemplars.nbytes == len(method.labels) * SIDE * SIDE * 3 <= 20 * SIDE * SIDE * 3
+        assert method.memory_bytes == method.exemplars.nbytes + method.labels.nbytes + method.means.nbytes
 
 
 def test_old_exemplars_that_remain_are_those_chosen_first():

@@ -254,6 +254,19 @@ def test_it_learns_without_views():
     assert float((method.scores(world.test).argmax(1) == world.labels).double().mean()) > 0.9
 
 
+def test_it_says_that_nothing_has_a_second_view_where_base_images_have_none():
+    world = World.of()
+    base, *later = world.sessions
+    bare = replace(world, sessions=(replace(base, views=None), *later))
+    said = ["this bank has no views of base images, so no image or shot has a second view"]
+    method = learned(BRIEF["orco"], bare)
+    assert (method.remarks, method.images.shape[1]) == (said, 1)
+    loaded = choose(BRIEF["orco"]).build(seed=0, device="cpu")
+    loaded.load_state_dict(method.state_dict())
+    assert loaded.remarks == said
+    assert learned(BRIEF["orco"], world).remarks == []
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_no_seed_puts_classes_of_many_dimensions_in_one_place(seed):
     """With features of unit length the last of these ends at 88 %, and others at chance on a bank."""

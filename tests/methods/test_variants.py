@@ -108,7 +108,10 @@ def test_any_method_may_stand_on_equal_footing_and_then_needs_views_and_shots():
     choice = choose("equal:teen:alpha=0.5")
     assert (choice.label, choice.entry.name, choice.equal) == ("equal:teen:alpha=0.5", "teen", True)
     assert choice.settings == choose("teen:alpha=0.5").settings
-    assert choice.needs == ("views of the shots", "exemplars: all shots, for the operating point")
+    assert choice.needs == (
+        "views of the shots",
+        "exemplars: all shots and base images held out, for the operating point",
+    )
     assert known("equal:teen:alpha=0.5") == choice
     assert known("equal:nobody") is None
     assert choose("equal:concm:published").needs[0] == "class names"

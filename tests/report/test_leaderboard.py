@@ -205,13 +205,21 @@ def test_what_each_row_saw_and_keeps_stands_with_what_it_costs(page):
     given = Given(base=24, on=490, held=10, candidates=36, views=3, base_views=0, test=100)
     found = leaderboard.page(replace(SHARED, given=given, passes=4), [], "x.png").splitlines()
     assert line(under(found, "What each costs"), "| `orco`").split(" | ")[7:9] == ["24 of 490", "4"]
-    assert line(under(found, "What each costs"), "| `concm`").split(" | ")[6] == "5 per novel class"
+    assert (
+        line(under(found, "What each costs"), "| `concm`").split(" | ")[6] == "5 per novel class, base images held out"
+    )
     assert (
         "Methods see 24 of the 490 images of each base class that were trained on and 10 that were not, and 36 "
         "candidates of each novel class, 3 views each; the backbone saw each picture 4 times. They are tested on 100 "
         "images of a class. So what is trained on base features sees 5 % of them, and references are no upper bounds."
         in "".join(found)
     )
+
+
+def test_all_exemplars_that_a_method_declares_are_shown():
+    found = leaderboard.page(table(row("concm", 61.0), row("equal:gkeal", 50.0), row("ncm", 49.0)), [], "x.png")
+    kept = line(under(found.splitlines(), "What each costs"), "| `equal:gkeal`").split(" | ")[6]
+    assert kept == "512 features of base images; all shots and base images held out, for the operating point"
 
 
 def test_a_fuller_bank_of_the_same_backbone_has_a_table_of_its_own():

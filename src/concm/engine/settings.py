@@ -120,11 +120,16 @@ class Settings(Checked):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What the engine uses beyond features and labels with these settings."""
+        """What the engine uses beyond features and labels with these settings, the images it keeps among it.
+
+        Those held out are for the operating point; with a constant of one's own the engine holds out none by itself.
+        """
+        held = "base images held out" if self.novel_bias is None else "base images that a bank holds out"
+        kept = f"{self.replay} per novel class, {held}" if self.replay else held
         needs = {
             "class names": self.calibrate != "none" and self.named,
             "views of the shots": self.views,
-            f"exemplars: {self.replay} per novel class": self.replay > 0,
+            f"exemplars: {kept}": True,
             "number of classes to come": self.structure == "fixed",
         }
         return tuple(name for name, needed in needs.items() if needed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -160,20 +161,37 @@ def it_uses_no_more_than_it_declares(course: Course) -> None:
 
 
 def it_keeps_no_image_that_it_does_not_declare(course: Course) -> None:
-    """Single images, or their features, are in the state only if exemplars are declared."""
-    if any(need.startswith(EXEMPLARS) or need == POOL for need in course.choice.needs):
+    """Single images, or their features, are in the state only if exemplars of their kind are declared.
+
+    Features are found as they are; whatever was made of them, fewer images of that kind then leave a smaller state.
+    """
+    base, novel = _exemplars(course.choice.needs)
+    if base and novel:
         return
-    state = course.method.state_dict()
-    images = F.normalize(torch.cat([session.features for session in course.world.sessions]))
-    dimension = images.shape[1]
-    for name, value in state.items():
-        _need(value.dtype != torch.uint8 or value.ndim < 3, f"{name} holds pictures: declare {EXEMPLARS}")
+    kind = "images" if not base and not novel else "base images" if not base else "shots of novel classes"
+    first, *later = course.world.sessions
+    undeclared = [*([] if base else [first]), *([] if novel else later)]
+    images = F.normalize(torch.cat([session.features for session in undeclared]))
+    fewer = World.of(((5, 5), (5, 5)) if novel else ((2, 2), (2, 2)), base=20 if base else 10, choice=course.choice)
+    smaller, dimension = last(course.choice, fewer).state_dict(), images.shape[1]
+    for name, value in course.method.state_dict().items():
+        pictures = value.dtype == torch.uint8 and value.ndim >= 3
+        _need(base or novel or not pictures, f"{name} holds pictures: declare {EXEMPLARS}")
+        if value.ndim >= 2:
+            same = name in smaller and value.numel() == smaller[name].numel()
+            _need(same, f"{name} is larger with more {kind}, so it keeps single ones: declare {EXEMPLARS}")
         if value.is_floating_point() and value.ndim >= 2 and value.shape[-1] == dimension:
             rows = F.normalize(value.reshape(-1, dimension).float())
-            _need(
-                not bool((images @ rows.T > 1 - 1e-6).any()),
-                f"{name} holds features of single images: declare {EXEMPLARS}",
-            )
+            found = bool((images @ rows.T > 1 - 1e-6).any())
+            _need(not found, f"{name} holds features of single {kind}: declare {EXEMPLARS}")
+
+
+def _exemplars(needs: tuple[str, ...]) -> tuple[bool, bool]:
+    """Whether exemplars of base and of novel classes are declared; what names neither of them is said of both."""
+    kept = [need for need in needs if need.startswith(EXEMPLARS)]
+    base, novel = (["base" in need for need in kept], ["novel" in need or "shots" in need for need in kept])
+    both = POOL in needs or not all(map(or_, base, novel))
+    return both or any(base), both or any(novel)
 
 
 def it_sees_no_test_data(course: Course) -> None:
@@ -220,11 +238,14 @@ def memory_is_reported(course: Course) -> None:
 
 
 def memory_is_all_that_the_state_holds(course: Course) -> None:
-    """Every tensor of the state counts as memory or as parameters, but for a copy of the backbone or of a network."""
+    """Every tensor of the state counts as memory or as parameters, but for copies of networks and batch statistics."""
     method = course.method
-    free = (*getattr(method, "copies", ()), *(("network",) if PICTURES in course.choice.needs else ()))
-    uncounted = ("generator", "_extra_state", *(f"{name}." for name in free))
-    held = {name: value for name, value in method.state_dict().items() if not name.startswith(uncounted)}
+    copies = tuple(f"{name}." for name in getattr(method, "copies", ()))
+    held = {
+        name: value
+        for name, value in method.state_dict().items()
+        if not name.startswith(copies) and not any(part in name for part in UNCOUNTED)
+    }
     total = sum(value.numel() * value.element_size() for value in held.values())
     declared = method.memory_bytes + 4 * method.parameter_count
     largest = sorted(held, key=lambda name: -held[name].numel())[:3]
@@ -235,8 +256,10 @@ def memory_is_all_that_the_state_holds(course: Course) -> None:
     )
 
 
-SLACK = 1024
-"""Bytes of labels and the like that need not be counted."""
+UNCOUNTED = ("generator", "_extra_state", "running_mean", "running_var", "num_batches_tracked")
+"""Parts of names of what is no data: random numbers, plain values, and the statistics of norms in networks."""
+SLACK = 64
+"""Bytes of a few numbers that need not be counted."""
 
 CHECKS: tuple[Callable[[Course], None], ...] = (
     scores_grow_with_the_classes,

@@ -176,8 +176,13 @@ class World:
     labels: Tensor
 
     @classmethod
-    def of(cls, shots: Sequence[Sequence[int]] = ((5, 5), (5, 5)), *, choice: Choice | None = None) -> World:
-        """`shots` has a list for each session with the shots of its classes; it is made for the method `choice`."""
+    def of(
+        cls, shots: Sequence[Sequence[int]] = ((5, 5), (5, 5)), *, base: int = 20, choice: Choice | None = None
+    ) -> World:
+        """`shots` has a list for each session with the shots of its classes, and there are `base` images of a base one.
+
+        It is made for the method `choice`.
+        """
         total = BASE + sum(map(len, shots))
         pictured = choice is not None and PICTURES in choice.needs
         seen = choice is not None and (pictured or choice.entry.objective is not None)
@@ -195,8 +200,8 @@ class World:
             about["pool"] = (torch.cat([features, make.features(more)]), every)
             return Session(index, classes, ANIMALS[first : classes.stop], features, labels, views, **about)
 
-        base = BaseSession.of(session(0, 0, [20] * BASE))
-        found: list[Session] = [replace(base, pool=(base.features, base.labels), **make.beside())]
+        start = BaseSession.of(session(0, 0, [base] * BASE))
+        found: list[Session] = [replace(start, pool=(start.features, start.labels), **make.beside())]
         first = BASE
         for index, sizes in enumerate(shots, 1):
             found.append(session(index, first, sizes))

@@ -61,7 +61,11 @@ class ADBSSettings(Checked):
 
 
 @method(
-    "adbs", title="ADBS: adaptive decision boundaries", paper="AAAI 2025", code="https://github.com/Yongzhang-Tan/ADBS"
+    "adbs",
+    title="ADBS: adaptive decision boundaries",
+    paper="AAAI 2025",
+    link="https://arxiv.org/abs/2504.10976",
+    code="https://github.com/Yongzhang-Tan/ADBS",
 )
 class ADBS(Learner):
     """A cosine classifier with a margin for each class; old rows and margins never change."""

@@ -63,7 +63,7 @@ class Learner(Stateful):
     kept: ClassVar[tuple[str, ...]] = ()
     "Names of the tensors that hold data and are counted by `memory_bytes`."
     copies: ClassVar[tuple[str, ...]] = ()
-    "Names of the networks that are copies of others, which `parameter_count` leaves out."
+    "Names of the networks that repeat another, or the backbone as it is; `parameter_count` leaves them out."
 
     settings: Any = None
     "The default settings, where the method has any; those that are given to the constructor replace them."

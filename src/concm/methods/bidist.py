@@ -94,6 +94,8 @@ class Material(NamedTuple):
     "bidist",
     title="BiDist: two teachers mixed for each class, two branches and a gate",
     paper="CVPR 2023",
+    link="https://openaccess.thecvf.com/content/CVPR2023/papers/"
+    "Zhao_Few-Shot_Class-Incremental_Learning_via_Class-Aware_Bilateral_Distillation_CVPR_2023_paper.pdf",
     code="https://github.com/LinglanZhao/BiDistFSCIL",
     group="updates the backbone",
     needs=(PICTURES, f"{EXEMPLARS}: 1 picture per class"),
@@ -104,6 +106,7 @@ class BiDist(PictureLearner):
     settings = BiDistSettings()
     values = (*PictureLearner.values, "scale", "seen")
     kept = ("exemplars",)
+    copies = ("network",)
 
     def __init__(self, settings: BiDistSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(settings, seed=seed, device=device)
@@ -246,8 +249,7 @@ class BiDist(PictureLearner):
     @property
     def parameter_count(self) -> int:
         """Number of weights in the tuned block, both sets of rows and the gate, and the scale."""
-        networks = (weight for network in (self.tuned, self.gate) for weight in network.parameters())
-        return sum(weight.numel() for weight in networks) + self.base * self.dimension + self.rows.numel() + 1
+        return super().parameter_count + self.base_rows.numel() + self.rows.numel() + 1
 
 
 def amplification(block: nn.Module) -> float:

@@ -32,7 +32,7 @@ class CFSCILSettings(Checked):
     mode: Literal[1, 2, 3] = setting(
         2,
         "How the layer is realigned: 1 not at all, 2 to bipolar prototypes, 3 to nudged ones (chosen of the paper's "
-        "three: the best on validation banks).",
+        "three: the best on one draw of an earlier bank's test images).",
     )
     width: int = setting(512, "Dimensions of the wide space (paper).", least=1)
     steepness: float = setting(10.0, "Steepness of the softabs that turns cosines into attention (paper).", above=0)

@@ -4,7 +4,8 @@ The classifiers of all sessions are nodes of a graph. One attention layer lets e
 before they are compared; it is learned in pseudo-incremental episodes, where copies of base classes play the new ones.
 Later sessions add prototypes and train nothing.
 
-Here: only the attention is trained, the encoder stays as it is. The published copies are rotated pictures; features
+Here: only the attention is trained, the encoder stays as it is. There are 150 episodes with 4 queries of each class, at
+a rate of 0.0067, where the authors have 5,000 with 15, at 0.0002. The published copies are rotated pictures; features
 cannot be rotated, so every image of a pseudo-new class is mixed half and half with one of any class. That makes it weak
 and scattered, as this encoder's features are for classes that it was not trained on.
 """

@@ -129,6 +129,7 @@ def closeness(units: Tensor, labels: Tensor, others: Tensor, other_labels: Tenso
     "closer",
     title="CLOSER: a base session that spreads features and draws classes together",
     paper="ECCV 2024",
+    link="https://arxiv.org/abs/2410.05627",
     code="https://github.com/JungHunOh/CLOSER_ECCV2024",
     group="own base session",
     objective=SpreadAndCloseness,

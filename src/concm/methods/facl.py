@@ -65,6 +65,7 @@ def partners(chance: Tensor) -> Tensor:
     "facl",
     title="FACL: SAVC with turned features mixed in training",
     paper="WACV 2025",
+    link="https://arxiv.org/abs/2501.09361",
     code="https://github.com/Parinitanema/FACL",
     group="own base session",
     objective=Proxies,

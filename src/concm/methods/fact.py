@@ -213,6 +213,7 @@ class FACT(NCM):
     """Class means, seen directly and through the virtual prototypes."""
 
     settings = FACTSettings()
+    kept = (*NCM.kept, "virtual")
 
     def fit_base(self, base: BaseSession) -> None:
         """Take the means over all base images, and the base session's virtual prototypes."""

@@ -49,6 +49,8 @@ class GKEALSettings(Checked):
     "gkeal",
     title="GKEAL: recursive ridge regression on a Gaussian kernel",
     paper="CVPR 2023",
+    link="https://openaccess.thecvf.com/content/CVPR2023/html/"
+    "Zhuang_GKEAL_Gaussian_Kernel_Embedded_Analytic_Learning_for_Few-Shot_Class_Incremental_CVPR_2023_paper.html",
     code="https://github.com/ZHUANGHP/Analytic-continual-learning",
 )
 class GKEAL(Learner):

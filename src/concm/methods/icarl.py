@@ -71,7 +71,7 @@ class ICaRL(PictureLearner):
     """The network, one output (row) for each class, exemplars in the order they were chosen in, and their means."""
 
     settings = ICaRLSettings()
-    kept = ("exemplars",)
+    kept = ("exemplars", "labels", "means")
 
     def fit_base(self, base: BaseSession) -> None:
         """Train the base classes' outputs on features, and choose their exemplars."""

@@ -77,6 +77,7 @@ class LCwoFSettings(Checked):
     "lcwof",
     title="LCwoF: novel learning near the base weights, then joint calibration",
     paper="ICCV 2021",
+    link="https://arxiv.org/abs/2108.08165",
     code="https://github.com/Annusha/LCwoF",
     group="updates the backbone",
 )
@@ -85,7 +86,8 @@ class LCwoF(PictureLearner):
 
     settings = LCwoFSettings()
     values = (*PictureLearner.values, "scale")
-    kept = ("exemplars",)
+    kept = ("exemplars", "labels")
+    copies = ("anchor",)
 
     def __init__(self, settings: LCwoFSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(settings, seed=seed, device=device)
@@ -145,7 +147,7 @@ class LCwoF(PictureLearner):
     @property
     def parameter_count(self) -> int:
         """Number of weights in the network and the rows, and the scale."""
-        return sum(weight.numel() for weight in self.network.parameters()) + self.rows.numel() + 1
+        return super().parameter_count + self.rows.numel() + 1
 
 
 def implicit(lr: float, penalty: float) -> float:

@@ -5,6 +5,8 @@ others by their classifier, and images of all have to be told apart. What is lea
 that classifiers and query share: CEC's attention, with another sampler of tasks.
 
 Here: only the attention is trained, the encoder stays as it is; base classifiers are class means, as at test time.
+There are 100 tasks, one in each step, at a rate of 0.0094, where the authors have 20 epochs of 235 batches with 32
+tasks each, at 0.0002.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ class MetaNCSettings(Checked):
     "meta_nc",
     title="MetaNC: meta-learned neural collapse",
     paper="IP&M 2024",
+    link="https://doi.org/10.1016/j.ipm.2024.103664",
     code="https://github.com/qihangran/metaNC-FSCIL",
     needs=(TOTAL,),
 )

@@ -5,6 +5,8 @@ A class is the mean of its features; a picture belongs to the class whose mean h
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,7 +20,7 @@ from concm.methods.registry import method
 class NCM(Learner):
     """Prototypes only: nothing is trained, nothing is forgotten."""
 
-    kept = ("prototypes",)
+    kept: ClassVar[tuple[str, ...]] = ("prototypes",)
 
     def fit_base(self, base: BaseSession) -> None:
         """Take the means over all base images."""

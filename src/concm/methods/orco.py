@@ -6,7 +6,8 @@ perturbed targets take part, so that those still free keep a margin, and by a lo
 orthogonal; each session begins again from the base session's projector.
 
 Here: the backbone is the shared frozen one and the projector begins untrained, where the paper trains both by contrast
-first; views are those that the bank has stored.
+first; views are those that the bank has stored. A bank without views of base images gives one version of each image,
+and its shots are cut to one version too, so that nothing has a second view; the run says so.
 """
 
 from __future__ import annotations
@@ -110,11 +111,13 @@ class OrCo(Learner):
     """A projector to pseudo-targets; those of the classes seen come first, in the order of the classes."""
 
     settings = OrCoSettings()
-    count = 0
-    seen = 0
-    values = (*Learner.values, "count", "seen")
+    values = (*Learner.values, "count", "seen", "remarks")
     kept = ("images", "labels", "targets")
     copies = ("aligned",)
+
+    def __init__(self, settings: OrCoSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(settings, seed=seed, device=device)
+        self.count, self.seen, self.remarks = 0, 0, list[str]()
 
     def build(self) -> None:
         """Make the projector, and the base session's one, from which each session begins."""
@@ -129,6 +132,8 @@ class OrCo(Learner):
             raise Misuse("orco makes a target for every class to come: the base session or targets=N must say how many")
         self.count, self.seen = settings.targets or base.total or 0, 0
         self._find_room(base)
+        if base.views is None:
+            self.remarks.append("this bank has no views of base images, so no image or shot has a second view")
         base = self.begin(base)
         width = max(settings.width, self.count - 1)
         self.targets = geometry.random_simplex(self.count, width, self.generator).float()

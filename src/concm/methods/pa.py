@@ -114,6 +114,7 @@ class ResidualPrototypes(Objective):
     "pa",
     title="PA: prototypes of species, residual prototypes of families",
     paper="ICLR 2025",
+    link="https://openreview.net/forum?id=bRqaHn3J5I",
     only=("cub200",),
     group="own base session",
     needs=(NAMES,),
@@ -125,7 +126,7 @@ class PrototypeAntithesis(Learner):
     settings = PASettings()
     learned_families = 0
     values = (*Learner.values, "families", "learned_families")
-    kept = ("prototypes", "residuals")
+    kept = ("prototypes", "residuals", "family_of")
 
     def __init__(self, settings: PASettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(settings, seed=seed, device=device)

@@ -37,7 +37,10 @@ PICTURES = "pictures and a copy of the backbone"
 One that needs pictures is also given pictures to score, (n, h, w, 3), instead of features.
 """
 EXEMPLARS = "exemplars"
-"""What a method may need to keep: single images, or their features; their number follows after a colon."""
+"""What a method may need to keep: single images, or their features; which and how many follows after a colon.
+
+What speaks of base images, or of novel classes or shots, declares those alone, and what names neither declares both.
+"""
 EQUAL = "equal:"
 """What stands before a method that is to have this library's metric, views and operating point (`methods.footing`)."""
 
@@ -60,7 +63,8 @@ class Choice:
     def needs(self) -> tuple[str, ...]:
         """What it uses beyond features and labels, with these settings and on this footing."""
         own: tuple[str, ...] = tuple(getattr(self.settings, "needs", self.entry.needs))
-        added = (VIEWS, f"{EXEMPLARS}: all shots, for the operating point") if self.equal else ()
+        kept = f"{EXEMPLARS}: all shots and base images held out, for the operating point"
+        added = (VIEWS, kept) if self.equal else ()
         return (*own, *(need for need in added if need not in own))
 
     @property

@@ -43,7 +43,7 @@ def costs(row: Row, found: Table) -> tuple[str, ...]:
         f"{row.seconds:.1f}",
         "–" if row.memory_bytes is None else f"{row.memory_bytes / 1e6:.1f}",
         "–" if row.parameters is None else f"{row.parameters:,.0f}",
-        kept[0].removeprefix(EXEMPLARS).removeprefix(": ") or "some" if kept else "none",
+        "; ".join(need.removeprefix(EXEMPLARS).removeprefix(": ") or "some" for need in kept) or "none",
         *(("–", "–") if given is None else (f"{given.base} of {given.on}", str(found.passes))),
         str(row.runs),
         row.device,

@@ -102,6 +102,25 @@ def test_an_evaluation_changes_nothing_that_is_known(zoo):
 def test_photos_may_be_evaluated_that_were_taught_or_are_there_twice(zoo):
     result = zoo.evaluate({"cat": [picture("cat"), picture("cat")], "dog": [picture("dog"), picture("cat")]})
     assert result.by_class == {"cat": (2, 2), "dog": (1, 2)}
+    assert result.taught == 4
+
+
+def test_an_evaluation_says_how_many_of_its_photos_were_taught(zoo):
+    photos = {"cat": [*pictures("cat", 3), *new_photos("cat")], "yak": [picture("cat", 5), *new_photos("yak")]}
+    assert zoo.evaluate(photos).taught == 4
+    assert zoo.remarks == ["4 of 16 photos were taught: on these it does better than on photos to come"]
+    assert zoo.store.evaluations()[-1].result["taught"] == 4
+    zoo.remove(zoo.photos("cat")[:1])
+    assert zoo.evaluate(photos).taught == 3
+    assert zoo.evaluate({"cat": new_photos("cat")}).taught == 0
+    assert zoo.remarks == []
+
+
+def test_figures_of_before_that_do_not_say_what_was_taught_are_read(zoo):
+    zoo.evaluate({"cat": new_photos("cat")})
+    kept = zoo.store.evaluations()[-1].result
+    del kept["taught"]
+    assert from_json(Evaluation, kept).taught == 0
 
 
 def test_an_evaluation_of_strangers_alone_is_refused(zoo):

@@ -242,6 +242,15 @@ def test_figures_land_in_the_card_with_the_version_they_are_of(zoo, world, tmp_p
     assert "Not evaluated yet" in card(capsys, zoo, tmp_path / "card.md")["Evaluation"]
 
 
+def test_figures_of_photos_that_were_taught_say_so_wherever_they_are_shown(zoo, world, tmp_path, capsys):
+    assert call("evaluate", zoo, world / "later", "--html", tmp_path / "page.html") == 0
+    said = capsys.readouterr()
+    assert "concm: 10 of 10 photos were taught: " in said.err
+    assert "taught, so no test of it           10 of 10 photos" in said.out
+    assert "| taught, so no test of it | 10 of 10 photos |" in card(capsys, zoo, tmp_path / "card.md")["Evaluation"]
+    assert "10 of 10 photos" in (tmp_path / "page.html").read_text()
+
+
 @pytest.mark.parametrize("stands", ["beside the store", "in the store", "elsewhere"])
 def test_the_card_s_own_lines_load_the_classifier(zoo, world, tmp_path, capsys, monkeypatch, stands):
     monkeypatch.chdir({"beside the store": zoo.parent, "in the store": zoo, "elsewhere": world}[stands])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from concm.classifier import database
 from concm.classifier.proof import commit
-from concm.classifier.rows import LASTING, VersionRow, class_id, lines, now, photo_proof, state_file
+from concm.classifier.rows import LASTING, VersionRow, class_id, lines, now, owner, photo_proof, state_file
 from concm.errors import ConcmError
 from concm.files import save_tensors
 
@@ -84,12 +84,7 @@ class Change:
 
     def has_photo(self, digest: str) -> str | None:
         """The class that already has this picture, also one added by this change."""
-        row = self._db.execute(
-            "SELECT name FROM photos JOIN classes ON classes.id = class"
-            " WHERE digest = ? AND removed IS NULL AND gone IS NULL",
-            (digest,),
-        ).fetchone()
-        return None if row is None else str(row[0])
+        return owner(self._db, digest)
 
     def commit(
         self,

@@ -373,7 +373,7 @@ class Classifier:
     def calibrate(self, photos: Given, *, broken: Broken = "refuse", nested: Nested = "refuse") -> Classifier:
         """Adapt probabilities and the rate of "unknown" to labelled photos of new conditions; nothing is learned.
 
-        They stay so when more is learned, until this is done again or undone.
+        They stay so when more is learned, until this is done again or undone. Photos that were taught are left out.
         """
         lesson = Lesson.of(self._encoder, by_class(photos, nested=nested), broken=broken, remember=True)
         with self.store.writing(self._waiting, self._wait) as change:
@@ -381,12 +381,17 @@ class Classifier:
             names = known.engine.names
             if strange := [name for name in lesson.photos if name not in names]:
                 raise Misuse(f"calibrating takes photos of known classes, and {strange[0]!r} is none")
+            given, lesson = len(lesson.names), lesson.without(change.has_photo)
             labels = torch.tensor([names.index(name) for name in lesson.truth])
+            taught = given - len(labels)
             if len(labels) < ENOUGH:
-                raise Misuse(f"{len(labels)} photos do not tell what is usual: calibrating takes {ENOUGH} or more")
+                but = f" beside the {taught} that were taught" if taught else ""
+                raise Misuse(f"{len(labels)} photos{but} do not tell what is usual: calibrating takes {ENOUGH} or more")
             confidence = known.confidence.adapt(known.scores(lesson.features), labels)
             self._commit(change, "calibrate", str(lesson), known.engine, confidence)
         self.remarks = beside(photos) + lesson.remarks
+        if taught:
+            self.remarks.append(f"{taught} of {given} photos were taught, and are left out: they look too familiar")
         return self
 
     def undo(self) -> VersionRow:
@@ -475,12 +480,14 @@ class Classifier:
         lesson = self._remembered(by_class(photos, taught=False, nested=nested), broken, on)
         known = self.known()
         names, base = known.engine.names, known.engine.memory.base
-        scores = known.scores(lesson.features)
-        result = measure(
-            scores, lesson.truth, names, base, known.confidence, unknown_rate, known.version, photos=lesson.names
-        )
+        scores, taught = known.scores(lesson.features), self.store.taught(lesson.digests)
+        rated = known.confidence, unknown_rate, known.version
+        result = measure(scores, lesson.truth, names, base, *rated, photos=lesson.names, taught=taught)
         source = "photos in memory" if isinstance(photos, Mapping) else printable(photos)
         self.remarks = beside(photos) + lesson.remarks
+        if taught:
+            of = f"{taught} of {len(lesson.names)} photos were taught"
+            self.remarks.append(f"{of}: on these it does better than on photos to come")
         try:
             self.store.keep_evaluation(known.version, source, to_json(result), self._waiting, self._wait)
         except ConcmError as error:  # the result is returned even if it cannot be stored

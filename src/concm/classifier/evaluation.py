@@ -30,7 +30,8 @@ class Evaluation:
 
     `refused`: known photos called unknown; `strangers`: photos of classes never learned, of which `false_accept` were
     given a label all the same; `auroc`: how well familiarity tells the two apart at any rate. `confused` has, for each
-    class and other best guess, the number of photos, most frequent first; `wrong` has those photos.
+    class and other best guess, the number of photos, most frequent first; `wrong` has those photos. `taught` photos of
+    all that were given are no test, for the classifier has them.
     """
 
     version: int
@@ -49,6 +50,7 @@ class Evaluation:
     by_class: dict[str, tuple[int, int]]
     confused: list[tuple[str, str, int]] = field(default_factory=list)
     wrong: list[Wrong] = field(default_factory=list)
+    taught: int = 0
 
 
 def evaluate(
@@ -60,6 +62,7 @@ def evaluate(
     unknown_rate: float,
     version: int,
     photos: Sequence[str] = (),
+    taught: int = 0,
 ) -> Evaluation:
     """Figures from the scores (n, classes) of photos whose classes are `truth`, known or not."""
     index = {name: at for at, name in enumerate(names)}
@@ -103,6 +106,7 @@ def evaluate(
         },
         confused=sorted(pairs, key=lambda pair: -pair[2]),
         wrong=wrong,
+        taught=taught,
     )
 
 

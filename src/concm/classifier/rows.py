@@ -116,6 +116,16 @@ def class_id(db: sqlite3.Connection, path: Path, name: str) -> int:
     return int(row[0])
 
 
+def owner(db: sqlite3.Connection, digest: str) -> str | None:
+    """The living class that has this picture."""
+    row = db.execute(
+        "SELECT name FROM photos JOIN classes ON classes.id = class"
+        " WHERE digest = ? AND removed IS NULL AND gone IS NULL",
+        (digest,),
+    ).fetchone()
+    return None if row is None else str(row[0])
+
+
 def photo_proof(label: str, digest: str, rows: int, features: bytes, thumbnail: bytes) -> str:
     """A digest of a photo's row, so that damage to it is noticed."""
     state = hashlib.blake2b(repr((label, digest, rows, len(features))).encode(), digest_size=16)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from concm.classifier.rows import (
     current,
     lines,
     now,
+    owner,
     photo,
     rows_of,
     state_file,
@@ -153,6 +154,11 @@ class Store:
             )
             found = [(name, photo(*row)) for name, *row in rows]
             return [(own.id, name, own.label, own.features[0]) for name, own in found]
+
+    def taught(self, digests: Iterable[str]) -> int:
+        """How many of these pictures the classes have."""
+        with self._reading() as db:
+            return sum(owner(db, digest) is not None for digest in digests)
 
     def thumbnail(self, number: int) -> bytes | None:
         """The small JPEG of a photo."""

@@ -119,6 +119,9 @@ def _write(path: Path, head: tuple[str, ...], rows: Sequence[tuple[object, ...]]
 def figures(result: Evaluation) -> list[tuple[str, str]]:
     """What was measured, in words and numbers."""
     lines = [("accuracy", f"{result.acc:.2f} %")]
+    if result.taught:
+        given = result.photos + result.strangers
+        lines.insert(0, ("taught, so no test of it", f"{result.taught} of {given} photos"))
     if result.acc_base is not None:
         lines.append(("… of base classes", f"{result.acc_base:.2f} %"))
     if result.acc_novel is not None:

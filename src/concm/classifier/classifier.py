@@ -11,7 +11,6 @@ Every change makes one version of the store behind it, so nothing half-learned i
 from __future__ import annotations
 
 import os
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
@@ -37,7 +36,7 @@ from concm.classifier.elsewhere import Elsewhere
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.evaluation import evaluate as measure
 from concm.classifier.folder import KEPT, refuse_foreign, refuse_unwritable
-from concm.classifier.folders import Nested, Similar, beside, refuse_similar
+from concm.classifier.folders import Nested, Similar, almost_the_same, beside, refuse_similar
 from concm.classifier.lesson import Lesson
 from concm.classifier.made import Made
 from concm.classifier.photos import Picture, by_class, checked_name, printable
@@ -302,7 +301,7 @@ class Classifier:
         self.remarks = lesson.remarks + engine.remarks[said:]
         return self
 
-    def learn_name(self, name: str) -> Classifier:
+    def learn_name(self, name: str, *, similar_names: Similar = "refuse") -> Classifier:
         """Learn a class by its name alone, before its first photo: it is expected to look like its kin.
 
         `classes` shows it with no photos until there are some. A name that has no kin among the base classes says
@@ -311,7 +310,7 @@ class Classifier:
         name = checked_name(name)
         with self.store.writing(self._waiting, self._wait) as change:
             known = self._load()
-            refuse_similar([name], known.engine.names, "refuse")
+            refuse_similar([name], known.engine.names, similar_names)
             if name in known.engine.names:
                 raise Misuse(f"there is a class {name!r} already")
             if not known.engine.imagines(name):
@@ -329,8 +328,7 @@ class Classifier:
         """Drop a class; `undo` brings it back."""
         with self.store.writing(self._waiting, self._wait) as change:
             known = self._load()
-            normal = unicodedata.normalize("NFC", name)
-            name = normal if normal in known.engine.names else name  # older stores have names as they were typed
+            name = self.store.called(name)
             change.remove_class(name)
             if len(known.engine.names) <= 2:
                 raise Misuse(f"{name!r} is one of the last two classes, and a classifier has two at least")
@@ -346,13 +344,13 @@ class Classifier:
         """Remove photos, by number or file name (`class/file` where several are called so)."""
         return self._corrected("remove", lambda correction: correction.remove(photos))
 
-    def move(self, photos: Sequence[Chosen], to: str) -> Classifier:
-        """Move photos, named as for `remove`, to another class, known or new."""
-        return self._corrected("move", lambda correction: correction.move(photos, to))
+    def move(self, photos: Sequence[Chosen], to: str, *, similar_names: Similar = "refuse") -> Classifier:
+        """Move photos, named as for `remove`, to another class, known or new; `similar_names` is as in `learn`."""
+        return self._corrected("move", lambda correction: correction.move(photos, to, similar_names))
 
-    def rename(self, name: str, to: str) -> Classifier:
-        """Give a class another name."""
-        return self._corrected("rename", lambda correction: correction.rename(name, to))
+    def rename(self, name: str, to: str, *, similar_names: Similar = "refuse") -> Classifier:
+        """Give a class another name; `similar_names` is as in `learn`."""
+        return self._corrected("rename", lambda correction: correction.rename(name, to, similar_names))
 
     def merge(self, names: Sequence[str], into: str) -> Classifier:
         """Make one class of several, called `into`, which is one of them; a base class among them makes it one."""
@@ -380,7 +378,8 @@ class Classifier:
             known = self._load()
             names = known.engine.names
             if strange := [name for name in lesson.photos if name not in names]:
-                raise Misuse(f"calibrating takes photos of known classes, and {strange[0]!r} is none")
+                near = "".join(f"; is it {other!r}?" for _, other in almost_the_same(strange[:1], names))
+                raise Misuse(f"calibrating takes photos of known classes, and {strange[0]!r} is none{near}")
             given, lesson = len(lesson.names), lesson.without(change.has_photo)
             labels = torch.tensor([names.index(name) for name in lesson.truth])
             taught = given - len(labels)
@@ -485,6 +484,8 @@ class Classifier:
         result = measure(scores, lesson.truth, names, base, *rated, photos=lesson.names, taught=taught)
         source = "photos in memory" if isinstance(photos, Mapping) else printable(photos)
         self.remarks = beside(photos) + lesson.remarks
+        near = [pair for pair in almost_the_same(lesson.photos, names) if pair[1] in names]
+        self.remarks += [f"photos of {one!r} count as strangers, but {other!r} is known" for one, other in near]
         if taught:
             of = f"{taught} of {len(lesson.names)} photos were taught"
             self.remarks.append(f"{of}: on these it does better than on photos to come")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from concm.classifier.confidence import Confidence
+from concm.classifier.folders import almost_the_same
 from concm.errors import ConcmError
 from concm.metrics import accuracies, confusion
 
@@ -69,7 +70,8 @@ def evaluate(
     labels = torch.tensor([index.get(name, -1) for name in truth])
     known = labels >= 0
     if not known.any():
-        raise ConcmError(f"none of these photos is of a known class; known are {', '.join(names[:5])} …")
+        near = next((f"; is {one!r} meant to be {other!r}?" for one, other in almost_the_same(truth, names)), "")
+        raise ConcmError(f"none of these photos is of a known class; known are {', '.join(names[:5])} …{near}")
     own, right = scores[known], labels[known]
     predicted = own.argmax(1)
     matrix = confusion(right, predicted, len(names))

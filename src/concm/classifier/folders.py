@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -124,15 +125,21 @@ def refuse_similar(new: Iterable[str], known: Iterable[str], similar: Similar) -
     """Ask about new names that differ from others in nothing but capitals, spaces, hyphens and underscores."""
     if similar not in get_args(Similar):
         raise Misuse(f"`similar_names` is one of {', '.join(get_args(Similar))}, not {similar!r}")
-    seen = {_plain(name): name for name in known}
-    for name in new if similar == "refuse" else ():
-        other = seen.setdefault(_plain(name), name)
-        if other != name:
-            raise Misuse(
-                f"{name!r} and {other!r} are almost the same name: use one for both, or say "
-                '`similar_names="keep"` if they are two classes'
-            )
+    for name, other in almost_the_same(new, known) if similar == "refuse" else ():
+        raise Misuse(
+            f"{name!r} and {other!r} are almost the same name: use one for both, or say "
+            '`similar_names="keep"` if they are two classes'
+        )
+
+
+def almost_the_same(new: Iterable[str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Names that are not known but almost, or almost the same as one before them, each with that other name."""
+    exactly = dict.fromkeys(known)
+    seen = {_plain(name): name for name in reversed(exactly)}
+    for name in new:
+        if name not in exactly and (other := seen.setdefault(_plain(name), name)) != name:
+            yield name, other
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[\s_-]+", " ", name.casefold()).strip()
+    return re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFC", name.casefold())).strip()

@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 import sqlite3
+import unicodedata
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -107,13 +108,25 @@ def rows_of(db: sqlite3.Connection, kind: type[Row], question: str) -> list[Row]
 
 def class_id(db: sqlite3.Connection, path: Path, name: str) -> int:
     """The row of a living class, or a refusal that names the nearest."""
-    row = db.execute("SELECT id FROM classes WHERE name = ? AND removed IS NULL", (name,)).fetchone()
+    return class_found(db, path, name)[0]
+
+
+def class_found(db: sqlite3.Connection, path: Path, name: str) -> tuple[int, str]:
+    """The row and name of a living class, however the letters of its name are composed, or a refusal."""
+    row = db.execute("SELECT id, name FROM classes WHERE name = ? AND removed IS NULL", (name,)).fetchone()
     if row is None:
-        known = [known for (known,) in db.execute("SELECT name FROM classes WHERE removed IS NULL")]
+        rows = db.execute("SELECT id, name FROM classes WHERE removed IS NULL").fetchall()
+        row = next((row for row in rows if _composed(row[1]) == _composed(name)), None)
+    if row is None:
+        known = [own for _, own in rows]
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"it has {len(known)} others"
         raise ConcmError(f"the store at {path} has no class called {name!r}; {hint}")
-    return int(row[0])
+    return int(row[0]), str(row[1])
+
+
+def _composed(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
 
 
 def owner(db: sqlite3.Connection, digest: str) -> str | None:

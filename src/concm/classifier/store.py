@@ -29,6 +29,7 @@ from concm.classifier.rows import (
     EvaluationRow,
     PhotoRow,
     VersionRow,
+    class_found,
     class_id,
     current,
     lines,
@@ -136,6 +137,11 @@ class Store:
         """All classes in the order in which they were added, which is that of the engine's columns."""
         with self._reading() as db:
             return rows_of(db, ClassRow, CLASSES)
+
+    def called(self, name: str) -> str:
+        """The name of a class as it is kept; older stores have names as they were typed."""
+        with self._reading() as db:
+            return class_found(db, self.path, name)[1]
 
     def photos(self, name: str) -> list[PhotoRow]:
         """The photos of a class, in the order in which they were added."""

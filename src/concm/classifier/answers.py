@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,7 @@ class Prediction:
         What the photo is called: its path, or its place among those given.
     familiarity
         The share of photos of known classes that look stranger than this one; a photo that is called unknown has less
-        than the unknown rate that was asked for.
+        than the unknown rate that was asked for. None where so few photos were taught that nothing is called unknown.
 
     Examples
     --------
@@ -54,7 +55,7 @@ class Prediction:
     novel: bool
     version: int
     photo: str
-    familiarity: float = 1.0
+    familiarity: float | None = None
 
 
 class Predictions(list[Prediction]):
@@ -69,6 +70,11 @@ class Predictions(list[Prediction]):
         answers = cls(item for item in every if isinstance(item, Prediction))
         answers.failures = [item for item in every if isinstance(item, BrokenPicture)]
         return answers
+
+
+def share_below(own: float, usual: Sequence[float]) -> float | None:
+    """The share of known photos that look stranger, by the familiarity `usual` at equal steps; none without."""
+    return bisect_right(usual, own) / len(usual) if usual else None
 
 
 def check_rate(rate: float) -> None:

@@ -29,7 +29,7 @@ from concm.backbones.encoder import Encoder
 from concm.classifier.album import Album
 from concm.classifier.change import Change
 from concm.classifier.check import Check, check
-from concm.classifier.confidence import ENOUGH, Confidence
+from concm.classifier.confidence import ENOUGH, TOO_FEW, Confidence
 from concm.classifier.corrections import Chosen, Correction
 from concm.classifier.duplicates import Duplicates, check_duplicates, only_new
 from concm.classifier.elsewhere import Elsewhere
@@ -220,8 +220,8 @@ class Classifier:
         with one_thread() if len(lesson.names) <= FEW else nullcontext():
             engine, confidence = self._fitted(lesson, lean, settings)
         self.remarks = beside(photos) + lesson.remarks + engine.remarks + self._licence()
-        if not len(confidence.quantiles):
-            self.remarks.append("so few photos do not tell what is usual: nothing will be called unknown")
+        if not confidence.enough:
+            self.remarks.append(TOO_FEW)
         return self
 
     def _remembered(self, groups: dict[str, list[Picture]], broken: Broken, on: str) -> Lesson:
@@ -484,6 +484,8 @@ class Classifier:
         result = measure(scores, lesson.truth, names, base, *rated, photos=lesson.names, taught=taught)
         source = "photos in memory" if isinstance(photos, Mapping) else printable(photos)
         self.remarks = beside(photos) + lesson.remarks
+        if not known.confidence.enough:
+            self.remarks.append(TOO_FEW)
         near = [pair for pair in almost_the_same(lesson.photos, names) if pair[1] in names]
         self.remarks += [f"photos of {one!r} count as strangers, but {other!r} is known" for one, other in near]
         if taught:

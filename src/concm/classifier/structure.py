@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concm.classifier.answers import Prediction
+from concm.classifier.answers import Prediction, share_below
 from concm.classifier.photos import UNKNOWN
 from concm.errors import ConcmError, loading
 
@@ -61,7 +60,7 @@ class Structure:
 
     @cached_property
     def _usual(self) -> list[float]:
-        return [self.threshold(percent / 100) for percent in range(1, 101)]
+        return [self.threshold(percent / 100) for percent in range(1, 101) if self.quantiles]
 
     def prediction(
         self, name: str, probabilities: NDArray[np.float32], familiarity: float, unknown_rate: float, top: int
@@ -78,5 +77,5 @@ class Structure:
             novel=bool(best[0] >= self.base),
             version=self.version,
             photo=name,
-            familiarity=bisect_right(self._usual, familiarity) / len(self._usual),
+            familiarity=share_below(familiarity, self._usual),
         )

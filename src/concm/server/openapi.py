@@ -31,7 +31,10 @@ SCHEMAS = {
         novel={"type": "boolean", "description": "whether the best guess came after the base classes"},
         version=WHOLE,
         photo=TEXT,
-        familiarity={**NUMBER, "description": "the share of known photos that look stranger"},
+        familiarity={
+            "type": ["number", "null"],
+            "description": "the share of known photos that look stranger, if known",
+        },
         inbox={**WHOLE, "description": "its number in the inbox, if it is kept there"},
         folder={**TEXT, "description": "the folder that its file name began with, if any"},
         nearest={"type": "array", "items": {"$ref": "#/components/schemas/Near"}},

@@ -36,7 +36,8 @@ function byFolder(app) {
 }
 
 function card(answer) {
-  const familiar = answer.unknown ? `stranger than ${percent(1 - answer.familiarity)} of known photos`
+  const familiar = answer.familiarity === null ? "too few photos are taught to call anything unknown"
+    : answer.unknown ? `stranger than ${percent(1 - answer.familiarity)} of known photos`
     : `more familiar than ${percent(answer.familiarity)} of known photos`;
   const guesses = answer.top.slice(0, 3).map(([name, share]) => {
     const bar = el("i");

@@ -31,7 +31,7 @@ from concm.classifier.change import Change
 from concm.classifier.check import Check, check
 from concm.classifier.confidence import ENOUGH, TOO_FEW, Confidence
 from concm.classifier.corrections import Chosen, Correction
-from concm.classifier.duplicates import Duplicates, check_duplicates, only_new
+from concm.classifier.duplicates import Duplicates, check_duplicates, not_removed, only_new
 from concm.classifier.elsewhere import Elsewhere
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.evaluation import evaluate as measure
@@ -265,7 +265,8 @@ class Classifier:
     ) -> Classifier:
         """Learn new classes, and improve known ones for which there are more photos now: one session, one version.
 
-        Photos that their class has already are left out, and `remarks` say so; where nothing is new, nothing changes.
+        Photos that their class has already are left out, and those that were removed from it unless they are given
+        alone; `remarks` say so, and where nothing is new, nothing changes.
         `duplicates` says what to do with a picture that two classes claim, `nested` with folders in class folders, and
         `similar_names` with names that differ in nothing but their spelling.
         """
@@ -283,7 +284,7 @@ class Classifier:
             known = self._load()
             done()
             refuse_similar(lesson.photos, known.engine.names, similar_names)
-            lesson = only_new(lesson, duplicates, change.has_photo)
+            lesson = only_new(not_removed(lesson, change.was_removed), duplicates, change.has_photo)
             if not lesson.photos:
                 self.remarks = [*lesson.remarks, "there is nothing new to learn"]
                 return self

@@ -169,7 +169,7 @@ class Store:
     def thumbnail(self, number: int) -> bytes | None:
         """The small JPEG of a photo."""
         with self._reading() as db:
-            row = db.execute(f"{PHOTOS} WHERE id = ?", (number,)).fetchone()
+            row = db.execute(f"{PHOTOS} WHERE id = ? AND rows", (number,)).fetchone()
             return None if row is None else photo(*row).thumbnail
 
     def history(self) -> list[VersionRow]:
@@ -212,7 +212,7 @@ class Store:
         with self._reading() as db:
             wrong += [f"the database: {said}" for (said,) in db.execute("PRAGMA integrity_check") if said != "ok"]
             versions = [at for (at,) in db.execute("SELECT version FROM versions WHERE kept ORDER BY version")]
-            for row in db.execute(PHOTOS):
+            for row in db.execute(f"{PHOTOS} WHERE gone IS NULL OR rows"):
                 try:
                     photo(*row)
                 except ValueError as error:

@@ -31,10 +31,7 @@ SCHEMAS = {
         novel={"type": "boolean", "description": "whether the best guess came after the base classes"},
         version=WHOLE,
         photo=TEXT,
-        familiarity={
-            "type": ["number", "null"],
-            "description": "the share of known photos that look stranger, if known",
-        },
+        familiarity={"type": ["number", "null"], "description": "the share of known photos that look stranger"},
         inbox={**WHOLE, "description": "its number in the inbox, if it is kept there"},
         folder={**TEXT, "description": "the folder that its file name began with, if any"},
         nearest={"type": "array", "items": {"$ref": "#/components/schemas/Near"}},

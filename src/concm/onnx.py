@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from concm.classifier.answers import Prediction, Predictions, check_rate, listed, many, whole
 from concm.classifier.photos import Photo, Picture, called, find_photos
-from concm.classifier.structure import Structure
+from concm.classifier.structure import GOES_WITH, Structure
 from concm.data.images import BrokenPicture
 from concm.errors import ConcmError, Misuse, at_least, in_a_line, loading
 
@@ -47,7 +47,6 @@ class Runner:
         except ImportError as error:
             raise Misuse("an exported classifier needs onnxruntime: pip install onnxruntime") from error
         path = Path(network)
-        self._known = Structure.read(Path(structure or path.with_suffix(".structure.safetensors")))
         with loading(path, "exported network", "export it again"):
             if not path.is_file():
                 raise FileNotFoundError
@@ -55,8 +54,12 @@ class Runner:
                 self._session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
             except Exception as error:  # those of onnxruntime have no common type
                 raise ValueError(in_a_line(error)) from error
+            told = self._session.get_modelmeta().custom_metadata_map
+            own = {name: json.loads(told[name]) for name in GOES_WITH if name in told}
+        self._known = Structure.read(Path(structure or path.with_suffix(".structure.safetensors")))
         inputs = {item.name: item.shape for item in self._session.get_inputs()}
-        if inputs.keys() != {"pixels", *self._known.tensors}:
+        same = all(own[name] == value for name, value in self._known.goes_with.items() if name in own)
+        if not same or inputs.keys() != {"pixels", *self._known.tensors}:
             raise ConcmError(f"{path} and its structure file were not exported from one classifier")
         self._side = int(inputs["pixels"][1])
 

@@ -516,11 +516,12 @@ class Classifier:
         if onnx is None and structure is None:
             raise Misuse("export writes an ONNX file, a structure file, or both: say where to")
         known, written = self.known(), list[Path]()
+        what = known.engine, known.confidence, known.version
         if onnx is not None:
-            export.write_onnx(Path(onnx), self._encoder, known.engine, known.confidence, known.version)
+            export.write_onnx(Path(onnx), self._encoder, *what)
             written.append(Path(onnx))
         beside = Path(structure) if structure is not None else written[0].with_suffix(".structure.safetensors")
-        export.write_structure(beside, known.engine, known.confidence, known.version)
+        export.write_structure(beside, Made.of(self.store).encoder, *what)
         return [*written, beside]
 
     def verify(self) -> list[str]:

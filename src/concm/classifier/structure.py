@@ -16,18 +16,24 @@ from concm.classifier.photos import UNKNOWN
 from concm.errors import ConcmError, loading
 
 KIND = "concm-structure-2"
+GOES_WITH = ("encoder", "metric")
+"""What a network has in it: by which encoder photos are seen, and the digest of the metric."""
 _TYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BOOL": np.bool_}
 
 
 @dataclass(frozen=True)
 class Structure:
-    """The inputs of the network beside pictures, and the meaning of its outputs."""
+    """The inputs of the network beside pictures, the meaning of its outputs, and what of the network they go with.
+
+    Files of before do not say the latter.
+    """
 
     tensors: dict[str, NDArray[Any]]
     labels: list[str]
     base: int
     version: int
     quantiles: list[float]
+    goes_with: dict[str, Any]
 
     @classmethod
     def read(cls, path: Path) -> Structure:
@@ -47,7 +53,8 @@ class Structure:
                 if not np.isfinite(values).all():
                     raise ValueError(f"{name} has values that are no numbers")
             meta = json.loads(about["meta"])
-            found = cls(tensors, *(meta[name] for name in ("labels", "base", "version", "quantiles")))
+            told = (meta[name] for name in ("labels", "base", "version", "quantiles"))
+            found = cls(tensors, *told, {name: meta[name] for name in GOES_WITH if name in meta})
             if any(len(found.labels) != len(tensors[name]) for name in ("bias", "offset") if name in tensors):
                 raise ValueError("it has other classes than labels")
             return found

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concm.classifier.answers import Prediction, Predictions, check_rate, listed, many, whole
+from concm.classifier.folders import left_out
 from concm.classifier.photos import Photo, Picture, called, find_photos
 from concm.classifier.structure import GOES_WITH, Structure
 from concm.data.images import BrokenPicture
@@ -76,9 +77,12 @@ class Runner:
     def predict(
         self, pictures: Picture | Sequence[Picture], *, unknown_rate: float = 0.05, top: int = 5
     ) -> Predictions:
-        """Say what each picture shows; what cannot be read of a folder is in the result's `failures`."""
+        """Say what each picture shows; what cannot be read of a folder is in the result's `failures`.
+
+        Its `remarks` count what a folder holds that is no photo by its name.
+        """
         found = self.stream(listed(pictures), unknown_rate=unknown_rate, top=top)
-        return Predictions.of(found if many(pictures) else map(whole, found))
+        return Predictions.of(found if many(pictures) else map(whole, found), pictures)
 
     def stream(
         self, pictures: Sequence[Picture], *, unknown_rate: float = 0.05, top: int = 5
@@ -140,6 +144,8 @@ def main(words: Sequence[str] | None = None) -> int:
     broken = 0
     try:
         runner = Runner(given.network, given.structure)
+        for sentence in left_out(given.images):
+            sys.stderr.write(f"concm: {sentence}\n")
         how: dict[str, Any] = {"unknown_rate": given.unknown_rate, "top": given.top}
         for found in runner.stream(find_photos(given.images), **how):
             if isinstance(found, BrokenPicture):
@@ -147,9 +153,13 @@ def main(words: Sequence[str] | None = None) -> int:
                 sys.stderr.write(f"concm: {found}\n")
             else:
                 sys.stdout.write(json.dumps(asdict(found)) + "\n")
+                sys.stdout.flush()
     except ConcmError as error:
         sys.stderr.write(f"concm: {error}\n")
         return error.code
+    except BrokenPipeError:  # nobody reads on, as behind `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be written at the end
+        return 1
     return 1 if broken else 0
 
 

@@ -123,6 +123,20 @@ def test_an_exported_classifier_of_too_few_photos_knows_no_familiarity_either(fe
     assert (found.label, found.unknown, found.familiarity) == ("cat", False, None)
 
 
+def test_features_and_labels_are_told_where_they_go(tmp_path, zoo):
+    features, own = np.zeros((4, 8), np.float32), np.array([0, 0, 1, 1])
+    new = opened(tmp_path / "new", backbone=BACKBONE)
+    for given in (
+        lambda: new.fit(features, own),
+        lambda: new.fit(features),
+        lambda: new.fit(tmp_path, own),
+        lambda: zoo.learn(features),
+        lambda: zoo.evaluate([picture("cat")]),
+    ):
+        with pytest.raises(Misuse, match=r"features and labels are what `concm\.ConCM` takes"):
+            given()
+
+
 def test_base_classes_need_not_have_equally_many_photos(tmp_path):
     counts = {"cat": 1, "dog": 60, "fox": 10, "hen": 30, "owl": 1}
     zoo = made(tmp_path / "zoo", {name: pictures(name, count) for name, count in counts.items()})

@@ -65,6 +65,10 @@ def test_what_a_folder_holds_beside_photos_is_counted_and_named(zoo, tmp_path):
     assert zoo.remarks[0] == f"left out, for they lie in no class folder of {root}: 3 photos, such as 0.png"
     assert zoo.remarks[1].startswith(f"left out in {root}")
     assert left_out([root / "yak" / "0.png", "nowhere", b"bytes"]) == []
+    found = zoo.predict(root, unknown_rate=0)
+    assert len(found) == 5
+    assert found.remarks == left_out([root])
+    assert zoo.predict(sorted(root.rglob("*.png"))).remarks == []
 
 
 # folders in folders

@@ -134,3 +134,15 @@ def test_broken_photos_are_refused_in_an_evaluation_or_skipped(zoo):
         zoo.evaluate(photos)
     assert zoo.evaluate(photos, broken="skip").photos == 6
     assert len(zoo.remarks) == 1
+
+
+@pytest.mark.parametrize(("vary", "rate", "said"), [(70, 0.05, True), (70, 0, False), (30, 0.05, False)])
+def test_an_evaluation_that_refuses_far_too_many_points_to_calibrating(zoo, vary, rate, said):
+    photos = {name: [picture(name, number, vary=vary) for number in range(NEW, NEW + 12)] for name in BASE}
+    result = zoo.evaluate(photos, unknown_rate=rate)
+    assert (result.refused > 2 * 5) == said
+    words = f"{result.refused:.0f} % of known photos were called unknown, and 5 % asked for: calibrate it on labelled "
+    assert zoo.remarks == [f"{words}photos like these"] * said
+    few = zoo.evaluate({name: own[:1] for name, own in photos.items()}, unknown_rate=rate)
+    assert few.photos * few.refused < 100 * 10
+    assert zoo.remarks == []

@@ -144,6 +144,27 @@ def test_it_runs_where_nothing_but_three_packages_can_be_imported(exported):
     assert found[0].keys() == asdict(expected[0]).keys()
 
 
+@pytest.mark.slow
+def test_what_a_folder_holds_beside_photos_is_named(exported, tmp_path, capsys):
+    shutil.copytree(exported / "photos" / "cat", tmp_path / "photos")
+    (tmp_path / "photos" / "raw.dng").write_text("no photo")
+    said = f"left out in {tmp_path}/photos, for they are no photos by their names: 1 .dng"
+    assert Runner(exported / "zoo.onnx").predict(tmp_path / "photos").remarks == [said]
+    assert main([str(exported / "zoo.onnx"), str(tmp_path / "photos")]) == 0
+    assert capsys.readouterr().err == f"concm: {said}\n"
+
+
+@pytest.mark.slow
+def test_it_ends_quietly_where_nobody_reads_on(exported):
+    command = [sys.executable, "-m", "concm.onnx", str(exported / "zoo.onnx"), str(exported / "photos")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        said = running.stderr.read()
+    assert (running.returncode, said) == (1, b"")
+
+
 # what does not fit
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from concm.classifier.archive import Zipped, is_zip
+from concm.classifier.folders import left_out
 from concm.classifier.photos import Picture, find_photos
 from concm.data.images import BrokenPicture
 from concm.errors import Misuse
@@ -59,16 +60,18 @@ class Prediction:
 
 
 class Predictions(list[Prediction]):
-    """The answers of one call, and the pictures that could not be read."""
+    """The answers of one call, the pictures that could not be read, and `remarks` on what is no picture by its name."""
 
     failures: list[BrokenPicture]
+    remarks: list[str]
 
     @classmethod
-    def of(cls, found: Iterable[Prediction | BrokenPicture]) -> Predictions:
-        """Answers and failures apart."""
+    def of(cls, found: Iterable[Prediction | BrokenPicture], pictures: object) -> Predictions:
+        """Answers and failures apart; `pictures` are what was asked about."""
         every = list(found)
         answers = cls(item for item in every if isinstance(item, Prediction))
         answers.failures = [item for item in every if isinstance(item, BrokenPicture)]
+        answers.remarks = left_out([pictures])
         return answers
 
 

@@ -33,13 +33,13 @@ from concm.classifier.confidence import ENOUGH, TOO_FEW, Confidence
 from concm.classifier.corrections import Chosen, Correction
 from concm.classifier.duplicates import Duplicates, check_duplicates, not_removed, only_new
 from concm.classifier.elsewhere import Elsewhere
-from concm.classifier.evaluation import Evaluation
+from concm.classifier.evaluation import Evaluation, remarks
 from concm.classifier.evaluation import evaluate as measure
 from concm.classifier.folder import KEPT, refuse_foreign, refuse_unwritable
 from concm.classifier.folders import Nested, Similar, almost_the_same, beside, refuse_similar
 from concm.classifier.lesson import Lesson
 from concm.classifier.made import Made
-from concm.classifier.photos import Picture, by_class, checked_name, printable
+from concm.classifier.photos import NO_PHOTOS, Picture, by_class, checked_name, printable
 from concm.classifier.prediction import Known, Prediction, Predictions, check_rate, listed, many, threads, whole
 from concm.classifier.rehearsal import Plan, rehearse
 from concm.classifier.rows import ClassRow, PhotoRow, VersionRow, state_file
@@ -190,6 +190,7 @@ class Classifier:
     def fit(
         self,
         photos: Given,
+        labels: None = None,
         *,
         broken: Broken = "refuse",
         duplicates: Duplicates = "refuse",
@@ -205,6 +206,8 @@ class Classifier:
         of both kinds (novel), or both alike. Without `settings`, how far names are trusted is rehearsed. `on` says
         where photos are encoded: `here`, or on the workers of `ray` or `ray://HOST:PORT`, by the same paths.
         """
+        if labels is not None:  # as estimators take them
+            raise Misuse(NO_PHOTOS)
         check_duplicates(duplicates)
         if (found := self._found()) is not None:
             found.close()
@@ -272,7 +275,7 @@ class Classifier:
         """
         check_duplicates(duplicates)
         _ = self.store
-        groups = by_class(photos, nested=nested)
+        groups = by_class(photos, nested=nested, alone=True)
         refuse_similar(groups, [row.name for row in self.classes], similar_names)
         self._taught(Lesson.of(self._encoder, groups, broken=broken), duplicates, similar_names)
         self.remarks = beside(photos) + self.remarks
@@ -410,12 +413,13 @@ class Classifier:
     ) -> Predictions:
         """Say what each picture shows; at most about `unknown_rate` of photos of known classes are called unknown.
 
-        What cannot be read of a folder is in the result's `failures`. Of pictures that are listed one by one, each
-        has an answer in its place, or an error is raised; `broken` chooses one or the other.
+        What cannot be read of a folder is in the result's `failures`, and its `remarks` count what is no photo by its
+        name. Of pictures that are listed one by one, each has an answer in its place, or an error is raised; `broken`
+        chooses one or the other.
         """
         found = self.stream(listed(pictures), unknown_rate=unknown_rate, top=top)
         refuse = not many(pictures) if broken is None else broken == "refuse"
-        return Predictions.of(map(whole, found) if refuse else found)
+        return Predictions.of(map(whole, found) if refuse else found, pictures)
 
     def stream(
         self, pictures: Sequence[Picture], *, unknown_rate: float = UNKNOWN_RATE, top: int = 5
@@ -485,13 +489,7 @@ class Classifier:
         result = measure(scores, lesson.truth, names, base, *rated, photos=lesson.names, taught=taught)
         source = "photos in memory" if isinstance(photos, Mapping) else printable(photos)
         self.remarks = beside(photos) + lesson.remarks
-        if not known.confidence.enough:
-            self.remarks.append(TOO_FEW)
-        near = [pair for pair in almost_the_same(lesson.photos, names) if pair[1] in names]
-        self.remarks += [f"photos of {one!r} count as strangers, but {other!r} is known" for one, other in near]
-        if taught:
-            of = f"{taught} of {len(lesson.names)} photos were taught"
-            self.remarks.append(f"{of}: on these it does better than on photos to come")
+        self.remarks += remarks(result, names, lesson.photos, known.confidence.enough)
         try:
             self.store.keep_evaluation(known.version, source, to_json(result), self._waiting, self._wait)
         except ConcmError as error:  # the result is returned even if it cannot be stored

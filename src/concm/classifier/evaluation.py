@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from concm.classifier.confidence import Confidence
+from concm.classifier.confidence import TOO_FEW, Confidence
 from concm.classifier.folders import almost_the_same
 from concm.errors import ConcmError
 from concm.metrics import accuracies, confusion
+
+MANY = 10
+"""Known photos that were refused, from which on more than twice as many as asked for are no accident."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,19 @@ def evaluate(
         wrong=wrong,
         taught=taught,
     )
+
+
+def remarks(result: Evaluation, names: Sequence[str], truth: Iterable[str], enough: bool) -> list[str]:
+    """What to know beside the figures; `enough` says whether there were photos enough to call anything unknown."""
+    near = [pair for pair in almost_the_same(dict.fromkeys(truth), names) if pair[1] in names]
+    said = [f"photos of {one!r} count as strangers, but {other!r} is known" for one, other in near]
+    if result.taught:
+        of = f"{result.taught} of {result.photos + result.strangers} photos were taught"
+        said.append(f"{of}: on these it does better than on photos to come")
+    if result.refused > 2 * result.unknown_rate and result.refused * result.photos >= 100 * MANY:
+        rates = f"{result.refused:.0f} % of known photos were called unknown, and {result.unknown_rate:g} % asked for"
+        said.append(f"{rates}: calibrate it on labelled photos like these")
+    return said if enough else [*said, TOO_FEW]
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:

@@ -23,13 +23,16 @@ Nested = Literal["refuse", "flatten"]
 Similar = Literal["refuse", "keep"]
 
 
-def class_folders(root: Path, nested: Nested = "refuse") -> dict[str, Path]:
-    """The class folders in a folder; one that holds folders of photos itself is refused, unless they are flattened."""
+def class_folders(root: Path, nested: Nested = "refuse", alone: bool = False) -> dict[str, Path]:
+    """The class folders in a folder; one that holds folders of photos itself is refused, unless they are flattened.
+
+    Where one class `alone` could be given in another way, a folder of photos is refused with that way.
+    """
     if not os.path.isdir(root):
         raise Misuse(f"no folder at {root}; photos of classes come as one folder per class, named after it")
     folders = _folders(root)
     if not folders:
-        loose = next(pictures_under(root), None)
+        loose = alone and next(pictures_under(root), None)
         hint = f"; to teach one class, give its name and then its photos: {root.resolve().name} {root}" if loose else ""
         raise ConcmError(
             f"no class folders in {root}: it should hold one folder per class, with its photos inside{hint}"

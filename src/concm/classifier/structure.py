@@ -53,8 +53,8 @@ class Structure:
                 if not np.isfinite(values).all():
                     raise ValueError(f"{name} has values that are no numbers")
             meta = json.loads(about["meta"])
-            told = (meta[name] for name in ("labels", "base", "version", "quantiles"))
-            found = cls(tensors, *told, {name: meta[name] for name in GOES_WITH if name in meta})
+            goes_with = {name: meta[name] for name in GOES_WITH if name in meta}
+            found = cls(tensors, meta["labels"], meta["base"], meta["version"], meta["quantiles"], goes_with)
             if any(len(found.labels) != len(tensors[name]) for name in ("bias", "offset") if name in tensors):
                 raise ValueError("it has other classes than labels")
             return found

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concm.classifier.answers import Prediction, Predictions, check_rate, listed, many, whole
+from concm.classifier.folders import left_out
 from concm.classifier.photos import Photo, Picture, called, find_photos
-from concm.classifier.structure import Structure
+from concm.classifier.structure import GOES_WITH, Structure
 from concm.data.images import BrokenPicture
 from concm.errors import ConcmError, Misuse, at_least, in_a_line, loading
 
@@ -47,7 +48,6 @@ class Runner:
         except ImportError as error:
             raise Misuse("an exported classifier needs onnxruntime: pip install onnxruntime") from error
         path = Path(network)
-        self._known = Structure.read(Path(structure or path.with_suffix(".structure.safetensors")))
         with loading(path, "exported network", "export it again"):
             if not path.is_file():
                 raise FileNotFoundError
@@ -55,8 +55,12 @@ class Runner:
                 self._session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
             except Exception as error:  # those of onnxruntime have no common type
                 raise ValueError(in_a_line(error)) from error
+            told = self._session.get_modelmeta().custom_metadata_map
+            own = {name: json.loads(told[name]) for name in GOES_WITH if name in told}
+        self._known = Structure.read(Path(structure or path.with_suffix(".structure.safetensors")))
         inputs = {item.name: item.shape for item in self._session.get_inputs()}
-        if inputs.keys() != {"pixels", *self._known.tensors}:
+        same = all(own[name] == value for name, value in self._known.goes_with.items() if name in own)
+        if not same or inputs.keys() != {"pixels", *self._known.tensors}:
             raise ConcmError(f"{path} and its structure file were not exported from one classifier")
         self._side = int(inputs["pixels"][1])
 
@@ -73,9 +77,12 @@ class Runner:
     def predict(
         self, pictures: Picture | Sequence[Picture], *, unknown_rate: float = 0.05, top: int = 5
     ) -> Predictions:
-        """Say what each picture shows; what cannot be read of a folder is in the result's `failures`."""
+        """Say what each picture shows; what cannot be read of a folder is in the result's `failures`.
+
+        Its `remarks` count what a folder holds that is no photo by its name.
+        """
         found = self.stream(listed(pictures), unknown_rate=unknown_rate, top=top)
-        return Predictions.of(found if many(pictures) else map(whole, found))
+        return Predictions.of(found if many(pictures) else map(whole, found), pictures)
 
     def stream(
         self, pictures: Sequence[Picture], *, unknown_rate: float = 0.05, top: int = 5
@@ -137,6 +144,8 @@ def main(words: Sequence[str] | None = None) -> int:
     broken = 0
     try:
         runner = Runner(given.network, given.structure)
+        for sentence in left_out(given.images):
+            sys.stderr.write(f"concm: {sentence}\n")
         how: dict[str, Any] = {"unknown_rate": given.unknown_rate, "top": given.top}
         for found in runner.stream(find_photos(given.images), **how):
             if isinstance(found, BrokenPicture):
@@ -144,9 +153,13 @@ def main(words: Sequence[str] | None = None) -> int:
                 sys.stderr.write(f"concm: {found}\n")
             else:
                 sys.stdout.write(json.dumps(asdict(found)) + "\n")
+                sys.stdout.flush()
     except ConcmError as error:
         sys.stderr.write(f"concm: {error}\n")
         return error.code
+    except BrokenPipeError:  # nobody reads on, as behind `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be written at the end
+        return 1
     return 1 if broken else 0
 
 

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from concm.classifier.classifier import Prediction
+from concm.classifier.structure import Structure
 from concm.data.images import BrokenPicture
 from concm.engine.settings import Settings
 from concm.errors import ConcmError, Misuse
@@ -107,7 +108,33 @@ def test_one_photo_of_each_base_class_is_enough_but_nothing_will_be_unknown(tmp_
     assert all(right(zoo, name) > 0.9 for name in BASE)
     zoo.learn({"okapi": picture("okapi")})
     assert right(zoo, "okapi") > 0.9
-    assert not any(found.unknown for found in zoo.predict(new_photos("yak", "elk"), unknown_rate=0.5))
+    strangers = zoo.predict(new_photos("yak", "elk"), unknown_rate=0.5)
+    assert not any(found.unknown for found in strangers)
+    assert {found.familiarity for found in strangers} == {None}
+    zoo.evaluate({"cat": new_photos("cat")})
+    assert zoo.remarks == [remark]
+    zoo.calibrate({name: pictures(name, 4, first=NEW) for name in BASE})
+    assert all(0 <= found.familiarity <= 1 for found in zoo.predict(new_photos("yak", "elk"), unknown_rate=0.5))
+
+
+def test_an_exported_classifier_of_too_few_photos_knows_no_familiarity_either(few, tmp_path):
+    (file,) = opened(few).export(structure=tmp_path / "few.safetensors")
+    found = Structure.read(file).prediction("x.jpg", np.array([0.9, 0.1], np.float32), 0.3, 0.5, 2)
+    assert (found.label, found.unknown, found.familiarity) == ("cat", False, None)
+
+
+def test_features_and_labels_are_told_where_they_go(tmp_path, zoo):
+    features, own = np.zeros((4, 8), np.float32), np.array([0, 0, 1, 1])
+    new = opened(tmp_path / "new", backbone=BACKBONE)
+    for given in (
+        lambda: new.fit(features, own),
+        lambda: new.fit(features),
+        lambda: new.fit(tmp_path, own),
+        lambda: zoo.learn(features),
+        lambda: zoo.evaluate([picture("cat")]),
+    ):
+        with pytest.raises(Misuse, match=r"features and labels are what `concm\.ConCM` takes"):
+            given()
 
 
 def test_base_classes_need_not_have_equally_many_photos(tmp_path):

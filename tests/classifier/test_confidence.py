@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +25,7 @@ from concm.files import load_tensors, save_tensors
 from concm.semantics.kinship import kinship
 from concm.semantics.semantics import Semantics
 from tests.support.photographs import picture, pictures
-from tests.support.zoo import BASE, NEW, everything, labels, made, names
+from tests.support.zoo import BASE, COUNT, NEW, everything, labels, made, names, opened
 
 CLASSES = 30
 
@@ -229,6 +230,22 @@ def test_calibrating_takes_enough_photos_of_known_classes(zoo):
     with pytest.raises(Misuse, match="'yak' is none"):
         zoo.calibrate({"cat": pictures("cat", 20, first=NEW), "yak": pictures("yak", 5)})
     assert zoo.version == 1
+
+
+def test_calibrating_leaves_out_photos_that_were_taught(zoo, tmp_path):
+    photos = {name: shifted(name, 12) for name in BASE}
+    other = opened(shutil.copytree(zoo.path, tmp_path / "other"))
+    zoo.calibrate(photos)
+    other.calibrate({name: [*pictures(name, 10), *own] for name, own in photos.items()})
+    assert other.remarks == ["50 of 110 photos were taught, and are left out: they look too familiar"]
+    assert other.history[-1].detail == zoo.history[-1].detail
+    assert everything(other).tensors == everything(zoo).tensors
+    few = {"cat": [*pictures("cat", 10), *shifted("cat", 12)]}
+    with pytest.raises(Misuse, match=r"12 photos beside the 10 that were taught do not tell .* takes 20 or more"):
+        zoo.calibrate(few)
+    with pytest.raises(Misuse, match="0 photos beside the 48 that were taught do not tell"):
+        zoo.calibrate({name: pictures(name, COUNT) for name in BASE[:2]})
+    assert zoo.version == 2
 
 
 def test_what_was_exported_judges_alike(zoo, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import numpy as np
 import pytest
 
@@ -64,6 +66,67 @@ def test_removed_photos_are_gone_and_may_be_taught_again(corrected):
     assert corrected.history[-1].detail == "okapi (1)"
     corrected.learn({"yak": [picture("yak", 50)]})
     assert counts(corrected)["yak"] == 4
+
+
+def test_a_removed_photo_does_not_come_back_with_its_folder(zoo, tmp_path):
+    folder = write_class(tmp_path / "photos" / "okapi", 4)[0].parent
+    wrong = write_class(folder, 2, name="yak", first=50)
+    root = folder.parent
+    zoo.learn(root).remove(["50.png", "51.png"])
+    before = everything(zoo)
+    said = "2 of 6 photos of 'okapi' were removed from it before, and are left out: give them alone to teach them again"
+    zoo.learn(root)
+    assert zoo.remarks == [said, "4 of 4 photos of 'okapi' are known already", "there is nothing new to learn"]
+    assert everything(zoo) == before
+    write_class(folder, 1, first=90)
+    zoo.learn(root)
+    assert zoo.remarks[0] == said.replace("2 of 6", "2 of 7")
+    assert counts(zoo)["okapi"] == 5
+    zoo.learn({"okapi": wrong[:1]})
+    assert zoo.remarks == []
+    assert [row.label for row in zoo.photos("okapi")][-1] == "50.png"
+    zoo.learn(root)
+    assert zoo.remarks[:2] == [said.replace("2 of 6", "1 of 7"), "6 of 6 photos of 'okapi' are known already"]
+
+
+def test_a_removed_photo_may_be_taught_as_another_class_beside_the_folder_that_it_came_from(zoo):
+    photos = {"okapi": [*pictures("okapi", 3), picture("yak", 50)], "yak": [*pictures("yak", 2), picture("yak", 50)]}
+    zoo.learn({"okapi": photos["okapi"]}).remove([zoo.photos("okapi")[-1]])
+    zoo.learn(photos)
+    zoo.learn(photos)
+    assert (counts(zoo)["okapi"], counts(zoo)["yak"]) == (3, 3)
+
+
+def test_a_removal_that_is_undone_or_of_a_class_that_was_forgotten_does_not_count(zoo):
+    photos = {"okapi": pictures("okapi", 4)}
+    zoo.learn(photos).remove([zoo.photos("okapi")[0]])
+    zoo.undo()
+    zoo.learn(photos)
+    assert zoo.remarks[0] == "4 of 4 photos of 'okapi' are known already"
+    zoo.remove([zoo.photos("okapi")[0]]).rename("okapi", "forest giraffe")
+    zoo.learn({"forest giraffe": photos["okapi"]})
+    assert counts(zoo)["forest giraffe"] == 3
+    zoo.forget("forest giraffe").learn({"forest giraffe": photos["okapi"]})
+    assert counts(zoo)["forest giraffe"] == 4
+
+
+def test_a_removed_photo_stays_out_when_undo_cannot_bring_it_back_any_more(zoo, monkeypatch, tmp_path):
+    monkeypatch.setattr("concm.classifier.change.KEEP", 2)
+    photos = {"okapi": pictures("okapi", 4)}
+    gone = zoo.learn(photos).photos("okapi")[0]
+    zoo.remove([gone])
+    for name in ("a", "b", "c"):
+        zoo.rename("okapi", name).rename(name, "okapi")
+    assert zoo.store.thumbnail(gone.id) is None
+    zoo.learn(photos)
+    assert counts(zoo)["okapi"] == 3
+    assert zoo.verify() == []
+    assert opened(zoo.backup(tmp_path / "copy")).verify() == []
+    with sqlite3.connect(zoo.path / "store.db") as db:
+        row = db.execute("SELECT label, rows, length(features), length(thumbnail) FROM photos WHERE gone").fetchone()
+    assert row == ("", 0, 0, 0)
+    zoo.undo()
+    assert zoo.verify() == []
 
 
 def test_a_class_is_learned_again_from_the_photos_that_it_has_now(zoo):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import shutil
+import unicodedata
 
 import pytest
 from PIL import Image
@@ -64,6 +65,10 @@ def test_what_a_folder_holds_beside_photos_is_counted_and_named(zoo, tmp_path):
     assert zoo.remarks[0] == f"left out, for they lie in no class folder of {root}: 3 photos, such as 0.png"
     assert zoo.remarks[1].startswith(f"left out in {root}")
     assert left_out([root / "yak" / "0.png", "nowhere", b"bytes"]) == []
+    found = zoo.predict(root, unknown_rate=0)
+    assert len(found) == 5
+    assert found.remarks == left_out([root])
+    assert zoo.predict(sorted(root.rglob("*.png"))).remarks == []
 
 
 # folders in folders
@@ -153,6 +158,80 @@ def test_names_that_are_almost_the_same_are_asked_about_among_themselves_too(zoo
     refuse_similar(["cat", "dog"], ["cat"], "refuse")
     with pytest.raises(Misuse, match="`similar_names` is one of refuse, keep"):
         refuse_similar([], [], "ask")
+
+
+@pytest.mark.parametrize("twins", [("orange", "Orange"), ("Orange", "orange")])
+def test_a_name_that_is_known_exactly_is_no_question_beside_its_twin(zoo, twins):
+    for name in twins:
+        zoo.learn({name: pictures(name, 2)}, similar_names="keep")
+    for name in twins:
+        zoo.learn({name: pictures(name, 1, first=50)})
+    assert [(row.name, row.photos) for row in zoo.classes][-2:] == [(name, 3) for name in twins]
+    with pytest.raises(Misuse, match=f"'ORANGE' and '{twins[0]}' are almost the same name"):
+        zoo.learn({"ORANGE": pictures("ORANGE", 1)})
+
+
+ALMOST = {
+    "move": lambda zoo, to, **how: zoo.move(zoo.photos("dog")[:2], to, **how),
+    "rename": lambda zoo, to, **how: zoo.rename("dog", to, **how),
+    "learn by name": lambda zoo, to, **how: zoo.learn_name(to, **how),
+}
+
+
+@pytest.mark.parametrize("change", ALMOST)
+def test_every_change_that_makes_a_name_asks_about_one_that_is_almost_known(zoo, change, monkeypatch):
+    monkeypatch.setattr("concm.engine.concm.Engine.imagines", lambda engine, name: True)
+    before = everything(zoo)
+    words = "'Cat' and 'cat' are almost the same name: use one for both, or say `similar_names=\"keep\"`"
+    with pytest.raises(Misuse, match=words):
+        ALMOST[change](zoo, "Cat")
+    assert everything(zoo) == before
+    ALMOST[change](zoo, "Cat", similar_names="keep")
+    assert {"cat", "Cat"} <= set(names(zoo))
+
+
+def test_a_class_may_be_renamed_to_another_spelling_of_its_own_name(zoo):
+    zoo.rename("cat", "Cat")
+    assert names(zoo)[0] == "Cat"
+
+
+def test_strangers_that_are_almost_known_are_remarked_on(zoo):
+    photos = {"cat": pictures("cat", 2, first=NEW), "DOG": pictures("dog", 2, first=NEW)}
+    strange = {"yak": pictures("yak", 2), "Yak": pictures("Yak", 2)}
+    assert zoo.evaluate(photos | strange).strangers == 6
+    assert zoo.remarks == ["photos of 'DOG' count as strangers, but 'dog' is known"]
+    with pytest.raises(ConcmError, match=r"none of these photos is of a known class; .*; is 'DOG' meant to be 'dog'\?"):
+        zoo.evaluate({"DOG": photos["DOG"]})
+    with pytest.raises(Misuse, match=r"'DOG' is none; is it 'dog'\?"):
+        zoo.calibrate(photos)
+
+
+@pytest.mark.parametrize("kept", ["NFC", "NFD"])
+def test_a_class_is_found_however_the_letters_of_its_name_are_composed(zoo, kept):
+    """Stores of before have names as they were typed."""
+    one, other = (unicodedata.normalize(form, "caf\u00e9") for form in ("NFC", "NFD"))
+    zoo.learn({one: pictures("yak", 2), "tea": pictures("elk", 2)})
+    if kept == "NFD":
+        _spelled(zoo, one, other)
+    zoo.rename("tea", "the\u0301")
+    for name in (one, other):
+        assert len(zoo.photos(name)) == 2
+        zoo.merge(["th\u00e9"], name).undo()
+        zoo.merge([name], "the\u0301").undo()
+        zoo.forget(name).undo()
+        zoo.rename(name, "bar").undo()
+    with pytest.raises(Misuse, match="another class than"):
+        zoo.merge([other], one)
+    assert zoo.verify() == []
+
+
+def _spelled(zoo, name: str, other: str) -> None:
+    """Give a class a name that is not checked."""
+    with zoo.store.writing() as change:
+        known = zoo._load()
+        change.rename_class(name, other)
+        known.engine.names[known.engine.names.index(name)] = other
+        zoo._commit(change, "rename", "", known.engine, known.confidence)
 
 
 # measuring

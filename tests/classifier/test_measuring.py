@@ -102,6 +102,25 @@ def test_an_evaluation_changes_nothing_that_is_known(zoo):
 def test_photos_may_be_evaluated_that_were_taught_or_are_there_twice(zoo):
     result = zoo.evaluate({"cat": [picture("cat"), picture("cat")], "dog": [picture("dog"), picture("cat")]})
     assert result.by_class == {"cat": (2, 2), "dog": (1, 2)}
+    assert result.taught == 4
+
+
+def test_an_evaluation_says_how_many_of_its_photos_were_taught(zoo):
+    photos = {"cat": [*pictures("cat", 3), *new_photos("cat")], "yak": [picture("cat", 5), *new_photos("yak")]}
+    assert zoo.evaluate(photos).taught == 4
+    assert zoo.remarks == ["4 of 16 photos were taught: on these it does better than on photos to come"]
+    assert zoo.store.evaluations()[-1].result["taught"] == 4
+    zoo.remove(zoo.photos("cat")[:1])
+    assert zoo.evaluate(photos).taught == 3
+    assert zoo.evaluate({"cat": new_photos("cat")}).taught == 0
+    assert zoo.remarks == []
+
+
+def test_figures_of_before_that_do_not_say_what_was_taught_are_read(zoo):
+    zoo.evaluate({"cat": new_photos("cat")})
+    kept = zoo.store.evaluations()[-1].result
+    del kept["taught"]
+    assert from_json(Evaluation, kept).taught == 0
 
 
 def test_an_evaluation_of_strangers_alone_is_refused(zoo):
@@ -115,3 +134,15 @@ def test_broken_photos_are_refused_in_an_evaluation_or_skipped(zoo):
         zoo.evaluate(photos)
     assert zoo.evaluate(photos, broken="skip").photos == 6
     assert len(zoo.remarks) == 1
+
+
+@pytest.mark.parametrize(("vary", "rate", "said"), [(70, 0.05, True), (70, 0, False), (30, 0.05, False)])
+def test_an_evaluation_that_refuses_far_too_many_points_to_calibrating(zoo, vary, rate, said):
+    photos = {name: [picture(name, number, vary=vary) for number in range(NEW, NEW + 12)] for name in BASE}
+    result = zoo.evaluate(photos, unknown_rate=rate)
+    assert (result.refused > 2 * 5) == said
+    words = f"{result.refused:.0f} % of known photos were called unknown, and 5 % asked for: calibrate it on labelled "
+    assert zoo.remarks == [f"{words}photos like these"] * said
+    few = zoo.evaluate({name: own[:1] for name, own in photos.items()}, unknown_rate=rate)
+    assert few.photos * few.refused < 100 * 10
+    assert zoo.remarks == []

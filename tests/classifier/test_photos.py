@@ -19,6 +19,8 @@ from concm.classifier.photos import LONGEST_NAME, THUMBNAIL, Photo, by_class, ca
 from concm.data.images import BrokenPicture
 from concm.errors import ConcmError, Misuse
 from tests.support.data import noise, write_class_folders, write_picture
+from tests.support.photographs import BACKBONE
+from tests.support.zoo import opened
 
 RED = (255, 0, 0)
 small_pictures = arrays(np.uint8, (4, 4, 3))
@@ -412,14 +414,14 @@ def test_no_class_at_all_is_refused():
 def test_a_folder_of_loose_pictures_tells_how_to_teach_one_class(tmp_path):
     write_picture(tmp_path / "cat" / "0.png")
     with pytest.raises(ConcmError, match=rf"no class folders in {tmp_path}/cat: .*photos: cat {tmp_path}/cat$"):
-        by_class(tmp_path / "cat")
+        by_class(tmp_path / "cat", alone=True)
 
 
 def test_the_hint_has_a_name_wherever_one_stands(tmp_path, monkeypatch):
     write_picture(tmp_path / "cat" / "0.png")
     monkeypatch.chdir(tmp_path / "cat")
     with pytest.raises(ConcmError, match=r"no class folders in \.: .*photos: cat \.$"):
-        by_class(".")
+        by_class(".", alone=True)
 
 
 @pytest.mark.parametrize("inside", [None, "notes.txt", ".hidden.png", ".git/a.png"])
@@ -427,7 +429,17 @@ def test_a_folder_without_classes_or_pictures_is_told_without_that_hint(tmp_path
     if inside:
         write_picture(tmp_path / inside)
     with pytest.raises(ConcmError, match=rf"^no class folders in {tmp_path}: .* with its photos inside$"):
-        by_class(tmp_path)
+        by_class(tmp_path, alone=True)
+
+
+@pytest.mark.parametrize("command", ["fit", "evaluate", "calibrate"])
+def test_only_learning_tells_how_to_teach_one_class(few, tmp_path, command):
+    write_picture(tmp_path / "cat" / "0.png")
+    zoo = opened(tmp_path / "zoo", backbone=BACKBONE) if command == "fit" else opened(few)
+    with pytest.raises(ConcmError, match=rf"^no class folders in {tmp_path}/cat: .* with its photos inside$"):
+        getattr(zoo, command)(tmp_path / "cat")
+    with pytest.raises(ConcmError, match=rf"to teach one class, .*: cat {tmp_path}/cat$"):
+        opened(few).learn(tmp_path / "cat")
 
 
 @pytest.mark.parametrize("form", [str, Path])

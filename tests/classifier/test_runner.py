@@ -16,11 +16,12 @@ from PIL import Image
 
 from concm.classifier.answers import Prediction
 from concm.classifier.classifier import Classifier
-from concm.classifier.structure import Structure
+from concm.classifier.structure import GOES_WITH, KIND, Structure
 from concm.engine.settings import Settings
 from concm.errors import ConcmError, Misuse
+from concm.files import load_tensors, save_tensors
 from concm.onnx import Runner, main
-from tests.support.photographs import BACKBONE, pictures, write_class
+from tests.support.photographs import BACKBONE, OTHER_WEIGHTS, pictures, write_class
 
 torch.set_num_threads(1)
 BASE = ("cat", "dog", "fox", "hen", "owl")
@@ -143,6 +144,27 @@ def test_it_runs_where_nothing_but_three_packages_can_be_imported(exported):
     assert found[0].keys() == asdict(expected[0]).keys()
 
 
+@pytest.mark.slow
+def test_what_a_folder_holds_beside_photos_is_named(exported, tmp_path, capsys):
+    shutil.copytree(exported / "photos" / "cat", tmp_path / "photos")
+    (tmp_path / "photos" / "raw.dng").write_text("no photo")
+    said = f"left out in {tmp_path}/photos, for they are no photos by their names: 1 .dng"
+    assert Runner(exported / "zoo.onnx").predict(tmp_path / "photos").remarks == [said]
+    assert main([str(exported / "zoo.onnx"), str(tmp_path / "photos")]) == 0
+    assert capsys.readouterr().err == f"concm: {said}\n"
+
+
+@pytest.mark.slow
+def test_it_ends_quietly_where_nobody_reads_on(exported):
+    command = [sys.executable, "-m", "concm.onnx", str(exported / "zoo.onnx"), str(exported / "photos")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        said = running.stderr.read()
+    assert (running.returncode, said) == (1, b"")
+
+
 # what does not fit
 
 
@@ -150,6 +172,8 @@ def test_it_runs_where_nothing_but_three_packages_can_be_imported(exported):
 def test_files_that_do_not_fit_are_refused_in_a_sentence(exported, tmp_path, capsys):
     shutil.copy(exported / "zoo.onnx", tmp_path / "zoo.onnx")
     words = [str(tmp_path / "zoo.onnx"), str(exported / "photos" / "cat")]
+    assert main(["nothing.onnx", "x"]) == 1
+    assert capsys.readouterr().err == "concm: no exported network at nothing.onnx\n"
     assert main(words) == 1
     assert capsys.readouterr().err == f"concm: no structure file at {tmp_path}/zoo.structure.safetensors\n"
     structure = tmp_path / "zoo.structure.safetensors"
@@ -166,6 +190,42 @@ def test_files_that_do_not_fit_are_refused_in_a_sentence(exported, tmp_path, cap
     (tmp_path / "zoo.onnx").write_bytes(b"hello")
     assert main(words) == 1
     assert "zoo.onnx is damaged or not a exported network" in capsys.readouterr().err
+
+
+OTHERS = {
+    "another backbone of the same width": {"backbone": OTHER_WEIGHTS},
+    "another metric": {"first": 200},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_structure_of_another_classifier_is_refused_although_it_has_the_same_form(exported, tmp_path, other, cache):
+    how = {"backbone": BACKBONE, "first": 0} | OTHERS[other]
+    zoo = Classifier(tmp_path / "zoo", how["backbone"], device="cpu")
+    zoo.fit({name: pictures(name, 24, first=how["first"]) for name in BASE}, settings=SETTINGS)
+    (structure,) = zoo.export(structure=tmp_path / "other.safetensors")
+    with pytest.raises(ConcmError, match=r"zoo.onnx and its structure file were not exported from one classifier"):
+        Runner(exported / "zoo.onnx", structure)
+
+
+@pytest.mark.slow
+def test_files_of_before_that_do_not_say_what_they_go_with_are_taken(exported, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    tensors, meta = load_tensors(exported / "zoo.structure.safetensors", KIND)
+    assert meta["encoder"]["weights"]
+    del meta["encoder"], meta["metric"]
+    save_tensors(tmp_path / "old.safetensors", KIND, tensors, meta)
+    model = onnx.load(exported / "zoo.onnx")
+    kept = [item for item in model.metadata_props if item.key not in GOES_WITH]
+    assert len(kept) == len(model.metadata_props) - 2
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    onnx.save(model, tmp_path / "old.onnx")
+    photo = exported / "photos" / "cat" / "300.png"
+    for network in (exported / "zoo.onnx", tmp_path / "old.onnx"):
+        for structure in (exported / "zoo.structure.safetensors", tmp_path / "old.safetensors"):
+            assert Runner(network, structure).predict([photo], unknown_rate=0)[0].label == "cat"
 
 
 @pytest.mark.slow

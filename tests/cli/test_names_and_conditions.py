@@ -40,6 +40,22 @@ def test_a_name_that_says_nothing_or_comes_with_photos_is_refused(zoo, world, ca
         assert "without photos" in refusal(capsys, *words, code=2)
 
 
+def test_names_that_are_almost_known_are_asked_about_by_every_command(zoo, world, capsys):
+    said = "'Bear' and 'bear' are almost the same name: use one for both, or say --similar-names keep"
+    number = json.loads(told(capsys, "show", zoo, "fox", "--json"))["photos"][0]["number"]
+    commands = [
+        ["rename", zoo, "fox", "Bear"],
+        ["move", zoo, number, "--to", "Bear"],
+        ["learn", zoo, "Bear", "--by-name"],
+    ]
+    for words in commands:
+        with unchanged(capsys, zoo):
+            assert said in refusal(capsys, *words, code=2)
+        told(capsys, *words, "--similar-names", "keep")
+        assert {"Bear", "bear"} <= set(classes(capsys, zoo))
+        told(capsys, "undo", zoo)
+
+
 def test_calibrating_changes_no_class_is_said_by_show_and_undone(zoo, world, tmp_path, capsys):
     before = shown(capsys, zoo)
     write_world(tmp_path / "photos", KNOWN, 6, first=200)

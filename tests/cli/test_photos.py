@@ -65,7 +65,13 @@ def test_one_photo_a_class_is_enough_and_what_it_means_is_said(tmp_path, capsys)
     capsys.readouterr()
     assert call("fit", tmp_path / "zoo", tmp_path / "photos", "--backbone", BACKBONE) == 0
     assert "nothing will be called unknown" in sentence(capsys.readouterr().err)
-    assert [one["label"] for one in answers(capsys, tmp_path / "zoo", tmp_path / "photos")] == BASE[:2]
+    found = answers(capsys, tmp_path / "zoo", tmp_path / "photos", "--csv", tmp_path / "found.csv")
+    assert [(one["label"], one["familiarity"]) for one in found] == [(name, None) for name in BASE[:2]]
+    assert all(line.endswith(",False,") for line in (tmp_path / "found.csv").read_text().splitlines()[1:])
+    assert "nothing will be called unknown" in " ".join(told(capsys, "show", tmp_path / "zoo").split())
+    limits = card(capsys, tmp_path / "zoo", tmp_path / "card.md")["Limits"]
+    assert "calls every photo one of them: so few photos" in limits
+    assert "calls what is unlike all of them unknown" not in limits
 
 
 def test_a_folder_of_folders_is_learned_in_one_version(zoo, capsys):
@@ -226,6 +232,7 @@ def test_the_card_says_what_it_is_and_what_it_was_taught(zoo, tmp_path, capsys):
         *(f"| {name} | 5 | 2 | later |" for name in LATER),
     ]
     assert "| learn | eagle (5), fox (5) | 6 | 106 |" in found["Versions"]
+    assert "calls what is unlike all of them unknown" in found["Limits"]
 
 
 def test_figures_land_in_the_card_with_the_version_they_are_of(zoo, world, tmp_path, capsys):
@@ -240,6 +247,15 @@ def test_figures_land_in_the_card_with_the_version_they_are_of(zoo, world, tmp_p
     told(capsys, "undo", zoo)
     told(capsys, "undo", zoo)
     assert "Not evaluated yet" in card(capsys, zoo, tmp_path / "card.md")["Evaluation"]
+
+
+def test_figures_of_photos_that_were_taught_say_so_wherever_they_are_shown(zoo, world, tmp_path, capsys):
+    assert call("evaluate", zoo, world / "later", "--html", tmp_path / "page.html") == 0
+    said = capsys.readouterr()
+    assert "concm: 10 of 10 photos were taught: " in said.err
+    assert "taught, so no test of it           10 of 10 photos" in said.out
+    assert "| taught, so no test of it | 10 of 10 photos |" in card(capsys, zoo, tmp_path / "card.md")["Evaluation"]
+    assert "10 of 10 photos" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("stands", ["beside the store", "in the store", "elsewhere"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from concm.classifier.archive import Zipped, is_zip
+from concm.classifier.folders import left_out
 from concm.classifier.photos import Picture, find_photos
 from concm.data.images import BrokenPicture
 from concm.errors import Misuse
@@ -38,7 +40,7 @@ class Prediction:
         What the photo is called: its path, or its place among those given.
     familiarity
         The share of photos of known classes that look stranger than this one; a photo that is called unknown has less
-        than the unknown rate that was asked for.
+        than the unknown rate that was asked for. None where so few photos were taught that nothing is called unknown.
 
     Examples
     --------
@@ -54,21 +56,28 @@ class Prediction:
     novel: bool
     version: int
     photo: str
-    familiarity: float = 1.0
+    familiarity: float | None = None
 
 
 class Predictions(list[Prediction]):
-    """The answers of one call, and the pictures that could not be read."""
+    """The answers of one call, the pictures that could not be read, and `remarks` on what is no picture by its name."""
 
     failures: list[BrokenPicture]
+    remarks: list[str]
 
     @classmethod
-    def of(cls, found: Iterable[Prediction | BrokenPicture]) -> Predictions:
-        """Answers and failures apart."""
+    def of(cls, found: Iterable[Prediction | BrokenPicture], pictures: object) -> Predictions:
+        """Answers and failures apart; `pictures` are what was asked about."""
         every = list(found)
         answers = cls(item for item in every if isinstance(item, Prediction))
         answers.failures = [item for item in every if isinstance(item, BrokenPicture)]
+        answers.remarks = left_out([pictures])
         return answers
+
+
+def share_below(own: float, usual: Sequence[float]) -> float | None:
+    """The share of known photos that look stranger, by the familiarity `usual` at equal steps; none without."""
+    return bisect_right(usual, own) / len(usual) if usual else None
 
 
 def check_rate(rate: float) -> None:

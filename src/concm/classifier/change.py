@@ -13,7 +13,7 @@ from torch import Tensor
 
 from concm.classifier import database
 from concm.classifier.proof import commit
-from concm.classifier.rows import LASTING, VersionRow, class_id, lines, now, photo_proof, state_file
+from concm.classifier.rows import LASTING, VersionRow, class_id, lines, now, owner, photo_proof, state_file
 from concm.errors import ConcmError
 from concm.files import save_tensors
 
@@ -71,7 +71,10 @@ class Change:
         self._db.execute("UPDATE classes SET name = ? WHERE id = ?", (to, which))
 
     def remove_photos(self, photos: Iterable[int]) -> None:
-        """Remove photos, by number; like classes, they stay in the file for as long as undo can bring them back."""
+        """Remove photos, by number; like classes, they stay in the file for as long as undo can bring them back.
+
+        Their digests stay for as long as their class, so that they are not taught again with the rest of their folder.
+        """
         self._db.executemany("UPDATE photos SET gone = ? WHERE id = ?", [(self.version, at) for at in photos])
 
     def move_photos(self, photos: Iterable[int], class_name: str) -> None:
@@ -84,12 +87,13 @@ class Change:
 
     def has_photo(self, digest: str) -> str | None:
         """The class that already has this picture, also one added by this change."""
-        row = self._db.execute(
-            "SELECT name FROM photos JOIN classes ON classes.id = class"
-            " WHERE digest = ? AND removed IS NULL AND gone IS NULL",
-            (digest,),
-        ).fetchone()
-        return None if row is None else str(row[0])
+        return owner(self._db, digest)
+
+    def was_removed(self, class_name: str, digest: str) -> bool:
+        """Whether this picture was removed from this class, and has not come back to it."""
+        found = "SELECT 1 FROM photos JOIN classes ON classes.id = class WHERE digest = ? AND name = ?"
+        row = self._db.execute(f"{found} AND removed IS NULL AND gone IS NOT NULL", (digest, class_name)).fetchone()
+        return row is not None and self.has_photo(digest) != class_name
 
     def commit(
         self,
@@ -132,7 +136,9 @@ class Change:
         newest = "SELECT version FROM versions WHERE kept ORDER BY version DESC LIMIT ?"
         db.execute(f"UPDATE versions SET kept = 0 WHERE kept AND version NOT IN ({newest})", (KEEP,))
         db.execute("DELETE FROM classes WHERE removed <= (SELECT min(version) FROM versions WHERE kept)")
-        db.execute("DELETE FROM photos WHERE gone <= (SELECT min(version) FROM versions WHERE kept)")
+        beyond = "SELECT id FROM photos WHERE gone <= (SELECT min(version) FROM versions WHERE kept)"
+        nothing = "label = '', rows = 0, features = x'', thumbnail = x'', proof = NULL"
+        db.execute(f"UPDATE photos SET {nothing} WHERE id IN ({beyond}) AND rows")  # digests stay: see `was_removed`
         line = lines(db)[-1]
         commit(db)
         return line

@@ -11,7 +11,6 @@ Every change makes one version of the store behind it, so nothing half-learned i
 from __future__ import annotations
 
 import os
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
@@ -30,17 +29,17 @@ from concm.backbones.encoder import Encoder
 from concm.classifier.album import Album
 from concm.classifier.change import Change
 from concm.classifier.check import Check, check
-from concm.classifier.confidence import ENOUGH, Confidence
+from concm.classifier.confidence import ENOUGH, TOO_FEW, Confidence
 from concm.classifier.corrections import Chosen, Correction
-from concm.classifier.duplicates import Duplicates, check_duplicates, only_new
+from concm.classifier.duplicates import Duplicates, check_duplicates, not_removed, only_new
 from concm.classifier.elsewhere import Elsewhere
-from concm.classifier.evaluation import Evaluation
+from concm.classifier.evaluation import Evaluation, remarks
 from concm.classifier.evaluation import evaluate as measure
 from concm.classifier.folder import KEPT, refuse_foreign, refuse_unwritable
-from concm.classifier.folders import Nested, Similar, beside, refuse_similar
+from concm.classifier.folders import Nested, Similar, almost_the_same, beside, refuse_similar
 from concm.classifier.lesson import Lesson
 from concm.classifier.made import Made
-from concm.classifier.photos import Picture, by_class, checked_name, printable
+from concm.classifier.photos import NO_PHOTOS, Picture, by_class, checked_name, printable
 from concm.classifier.prediction import Known, Prediction, Predictions, check_rate, listed, many, threads, whole
 from concm.classifier.rehearsal import Plan, rehearse
 from concm.classifier.rows import ClassRow, PhotoRow, VersionRow, state_file
@@ -191,6 +190,7 @@ class Classifier:
     def fit(
         self,
         photos: Given,
+        labels: None = None,
         *,
         broken: Broken = "refuse",
         duplicates: Duplicates = "refuse",
@@ -206,6 +206,8 @@ class Classifier:
         of both kinds (novel), or both alike. Without `settings`, how far names are trusted is rehearsed. `on` says
         where photos are encoded: `here`, or on the workers of `ray` or `ray://HOST:PORT`, by the same paths.
         """
+        if labels is not None:  # as estimators take them
+            raise Misuse(NO_PHOTOS)
         check_duplicates(duplicates)
         if (found := self._found()) is not None:
             found.close()
@@ -221,8 +223,8 @@ class Classifier:
         with one_thread() if len(lesson.names) <= FEW else nullcontext():
             engine, confidence = self._fitted(lesson, lean, settings)
         self.remarks = beside(photos) + lesson.remarks + engine.remarks + self._licence()
-        if not len(confidence.quantiles):
-            self.remarks.append("so few photos do not tell what is usual: nothing will be called unknown")
+        if not confidence.enough:
+            self.remarks.append(TOO_FEW)
         return self
 
     def _remembered(self, groups: dict[str, list[Picture]], broken: Broken, on: str) -> Lesson:
@@ -266,13 +268,14 @@ class Classifier:
     ) -> Classifier:
         """Learn new classes, and improve known ones for which there are more photos now: one session, one version.
 
-        Photos that their class has already are left out, and `remarks` say so; where nothing is new, nothing changes.
+        Photos that their class has already are left out, and those that were removed from it unless they are given
+        alone; `remarks` say so, and where nothing is new, nothing changes.
         `duplicates` says what to do with a picture that two classes claim, `nested` with folders in class folders, and
         `similar_names` with names that differ in nothing but their spelling.
         """
         check_duplicates(duplicates)
         _ = self.store
-        groups = by_class(photos, nested=nested)
+        groups = by_class(photos, nested=nested, alone=True)
         refuse_similar(groups, [row.name for row in self.classes], similar_names)
         self._taught(Lesson.of(self._encoder, groups, broken=broken), duplicates, similar_names)
         self.remarks = beside(photos) + self.remarks
@@ -284,7 +287,7 @@ class Classifier:
             known = self._load()
             done()
             refuse_similar(lesson.photos, known.engine.names, similar_names)
-            lesson = only_new(lesson, duplicates, change.has_photo)
+            lesson = only_new(not_removed(lesson, change.was_removed), duplicates, change.has_photo)
             if not lesson.photos:
                 self.remarks = [*lesson.remarks, "there is nothing new to learn"]
                 return self
@@ -302,7 +305,7 @@ class Classifier:
         self.remarks = lesson.remarks + engine.remarks[said:]
         return self
 
-    def learn_name(self, name: str) -> Classifier:
+    def learn_name(self, name: str, *, similar_names: Similar = "refuse") -> Classifier:
         """Learn a class by its name alone, before its first photo: it is expected to look like its kin.
 
         `classes` shows it with no photos until there are some. A name that has no kin among the base classes says
@@ -311,7 +314,7 @@ class Classifier:
         name = checked_name(name)
         with self.store.writing(self._waiting, self._wait) as change:
             known = self._load()
-            refuse_similar([name], known.engine.names, "refuse")
+            refuse_similar([name], known.engine.names, similar_names)
             if name in known.engine.names:
                 raise Misuse(f"there is a class {name!r} already")
             if not known.engine.imagines(name):
@@ -329,8 +332,7 @@ class Classifier:
         """Drop a class; `undo` brings it back."""
         with self.store.writing(self._waiting, self._wait) as change:
             known = self._load()
-            normal = unicodedata.normalize("NFC", name)
-            name = normal if normal in known.engine.names else name  # older stores have names as they were typed
+            name = self.store.called(name)
             change.remove_class(name)
             if len(known.engine.names) <= 2:
                 raise Misuse(f"{name!r} is one of the last two classes, and a classifier has two at least")
@@ -346,13 +348,13 @@ class Classifier:
         """Remove photos, by number or file name (`class/file` where several are called so)."""
         return self._corrected("remove", lambda correction: correction.remove(photos))
 
-    def move(self, photos: Sequence[Chosen], to: str) -> Classifier:
-        """Move photos, named as for `remove`, to another class, known or new."""
-        return self._corrected("move", lambda correction: correction.move(photos, to))
+    def move(self, photos: Sequence[Chosen], to: str, *, similar_names: Similar = "refuse") -> Classifier:
+        """Move photos, named as for `remove`, to another class, known or new; `similar_names` is as in `learn`."""
+        return self._corrected("move", lambda correction: correction.move(photos, to, similar_names))
 
-    def rename(self, name: str, to: str) -> Classifier:
-        """Give a class another name."""
-        return self._corrected("rename", lambda correction: correction.rename(name, to))
+    def rename(self, name: str, to: str, *, similar_names: Similar = "refuse") -> Classifier:
+        """Give a class another name; `similar_names` is as in `learn`."""
+        return self._corrected("rename", lambda correction: correction.rename(name, to, similar_names))
 
     def merge(self, names: Sequence[str], into: str) -> Classifier:
         """Make one class of several, called `into`, which is one of them; a base class among them makes it one."""
@@ -373,20 +375,26 @@ class Classifier:
     def calibrate(self, photos: Given, *, broken: Broken = "refuse", nested: Nested = "refuse") -> Classifier:
         """Adapt probabilities and the rate of "unknown" to labelled photos of new conditions; nothing is learned.
 
-        They stay so when more is learned, until this is done again or undone.
+        They stay so when more is learned, until this is done again or undone. Photos that were taught are left out.
         """
         lesson = Lesson.of(self._encoder, by_class(photos, nested=nested), broken=broken, remember=True)
         with self.store.writing(self._waiting, self._wait) as change:
             known = self._load()
             names = known.engine.names
             if strange := [name for name in lesson.photos if name not in names]:
-                raise Misuse(f"calibrating takes photos of known classes, and {strange[0]!r} is none")
+                near = "".join(f"; is it {other!r}?" for _, other in almost_the_same(strange[:1], names))
+                raise Misuse(f"calibrating takes photos of known classes, and {strange[0]!r} is none{near}")
+            given, lesson = len(lesson.names), lesson.without(change.has_photo)
             labels = torch.tensor([names.index(name) for name in lesson.truth])
+            taught = given - len(labels)
             if len(labels) < ENOUGH:
-                raise Misuse(f"{len(labels)} photos do not tell what is usual: calibrating takes {ENOUGH} or more")
+                but = f" beside the {taught} that were taught" if taught else ""
+                raise Misuse(f"{len(labels)} photos{but} do not tell what is usual: calibrating takes {ENOUGH} or more")
             confidence = known.confidence.adapt(known.scores(lesson.features), labels)
             self._commit(change, "calibrate", str(lesson), known.engine, confidence)
         self.remarks = beside(photos) + lesson.remarks
+        if taught:
+            self.remarks.append(f"{taught} of {given} photos were taught, and are left out: they look too familiar")
         return self
 
     def undo(self) -> VersionRow:
@@ -405,12 +413,13 @@ class Classifier:
     ) -> Predictions:
         """Say what each picture shows; at most about `unknown_rate` of photos of known classes are called unknown.
 
-        What cannot be read of a folder is in the result's `failures`. Of pictures that are listed one by one, each
-        has an answer in its place, or an error is raised; `broken` chooses one or the other.
+        What cannot be read of a folder is in the result's `failures`, and its `remarks` count what is no photo by its
+        name. Of pictures that are listed one by one, each has an answer in its place, or an error is raised; `broken`
+        chooses one or the other.
         """
         found = self.stream(listed(pictures), unknown_rate=unknown_rate, top=top)
         refuse = not many(pictures) if broken is None else broken == "refuse"
-        return Predictions.of(map(whole, found) if refuse else found)
+        return Predictions.of(map(whole, found) if refuse else found, pictures)
 
     def stream(
         self, pictures: Sequence[Picture], *, unknown_rate: float = UNKNOWN_RATE, top: int = 5
@@ -475,12 +484,12 @@ class Classifier:
         lesson = self._remembered(by_class(photos, taught=False, nested=nested), broken, on)
         known = self.known()
         names, base = known.engine.names, known.engine.memory.base
-        scores = known.scores(lesson.features)
-        result = measure(
-            scores, lesson.truth, names, base, known.confidence, unknown_rate, known.version, photos=lesson.names
-        )
+        scores, taught = known.scores(lesson.features), self.store.taught(lesson.digests)
+        rated = known.confidence, unknown_rate, known.version
+        result = measure(scores, lesson.truth, names, base, *rated, photos=lesson.names, taught=taught)
         source = "photos in memory" if isinstance(photos, Mapping) else printable(photos)
         self.remarks = beside(photos) + lesson.remarks
+        self.remarks += remarks(result, names, lesson.photos, known.confidence.enough)
         try:
             self.store.keep_evaluation(known.version, source, to_json(result), self._waiting, self._wait)
         except ConcmError as error:  # the result is returned even if it cannot be stored
@@ -505,11 +514,12 @@ class Classifier:
         if onnx is None and structure is None:
             raise Misuse("export writes an ONNX file, a structure file, or both: say where to")
         known, written = self.known(), list[Path]()
+        what = known.engine, known.confidence, known.version
         if onnx is not None:
-            export.write_onnx(Path(onnx), self._encoder, known.engine, known.confidence, known.version)
+            export.write_onnx(Path(onnx), self._encoder, *what)
             written.append(Path(onnx))
         beside = Path(structure) if structure is not None else written[0].with_suffix(".structure.safetensors")
-        export.write_structure(beside, known.engine, known.confidence, known.version)
+        export.write_structure(beside, Made.of(self.store).encoder, *what)
         return [*written, beside]
 
     def verify(self) -> list[str]:

@@ -34,6 +34,9 @@ TEMPERED = 512
 """Photos by which the temperature is found at most where there are more classes than that."""
 ENOUGH = 20
 """Photos below which nothing is called unknown: they would not tell what is usual."""
+TOO_FEW = (
+    "so few photos do not tell what is usual: nothing will be called unknown until more are taught, or it is calibrated"
+)
 
 
 @dataclass(frozen=True)
@@ -139,9 +142,14 @@ class Confidence:
         best = scores.topk(min(1 + NEXT, scores.shape[1]), 1).values
         return _familiar(best, scores.argmax(1), self.offset, self.centre, self.width)
 
+    @property
+    def enough(self) -> bool:
+        """Whether there were photos enough to tell what is usual; else nothing is called unknown."""
+        return bool(len(self.quantiles))
+
     def threshold(self, rate: float) -> float:
         """The familiarity that this share of known photos does not reach."""
-        if rate <= 0 or not len(self.quantiles):
+        if rate <= 0 or not self.enough:
             return -torch.inf
         return float(self.quantiles.double().quantile(rate))
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from concm.classifier.change import Change
+from concm.classifier.folders import Similar, refuse_similar
 from concm.classifier.photos import checked_name
 from concm.classifier.prediction import Known
 from concm.classifier.rows import PhotoRow
@@ -40,9 +41,10 @@ class Correction:
         self._learn(kept)
         return _counted(chosen)
 
-    def move(self, photos: Sequence[Chosen], to: str) -> str:
+    def move(self, photos: Sequence[Chosen], to: str, similar: Similar) -> str:
         """Move photos to a class, which is learned if it is new."""
         to = checked_name(to)
+        refuse_similar([to], self.known.engine.names, similar)
         chosen = {name: rows for name, rows in self._chosen(photos).items() if name != to}
         if not chosen:
             raise Misuse(f"these photos are of {to!r} already")
@@ -58,13 +60,15 @@ class Correction:
             self._learn_new(to, moved)
         return f"{_counted(chosen)} to {to}"
 
-    def rename(self, name: str, to: str) -> str:
+    def rename(self, name: str, to: str, similar: Similar) -> str:
         """Give a class another name; its attributes are then those of the new one."""
-        to, label = checked_name(to), self._label(name)
+        to, name = checked_name(to), self.store.called(name)
+        label = self._label(name)
         if to in self.known.engine.names:
             raise Misuse(
                 f"{name!r} is called that already" if to == name else f"there is a class {to!r} already: merge the two"
             )
+        refuse_similar([to], [other for other in self.known.engine.names if other != name], similar)
         self.change.rename_class(name, to)
         self._call(label, to)
         return f"{name} to {to}"
@@ -74,7 +78,8 @@ class Correction:
 
         It takes the place of the class that it is called after, or of a base class if that is none.
         """
-        others = [name for name in dict.fromkeys(names) if name != into]
+        into = self.store.called(into)
+        others = [name for name in dict.fromkeys(map(self.store.called, names)) if name != into]
         labels = {name: self._label(name) for name in [into, *others]}
         if not others:
             raise Misuse(f"merging takes another class than {into!r} itself")
@@ -114,7 +119,6 @@ class Correction:
         return left
 
     def _label(self, name: str) -> int:
-        self.store.photos(name)  # refuses what is no class, with the nearest name
         return self.known.engine.names.index(name)
 
     def _learn(self, groups: dict[str, list[PhotoRow]]) -> None:

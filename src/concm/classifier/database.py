@@ -20,8 +20,8 @@ BUSY = 30.0  # seconds; only recovery after a crash makes SQLite itself wait
 
 # Step i brings a database from schema version i (`PRAGMA user_version`; 0 is empty) to i + 1. A class lives in versions
 # added <= v < removed, so that undo can bring it back; photos come in a version of their own, and are gone in one
-# or go with their class. `corrections` has what a version found: the class of a photo that it moved, or the name of a
-# class that it renamed.
+# or go with their class. Those that are gone beyond undo have their digest alone. `corrections` has what a version
+# found: the class of a photo that it moved, or the name of a class that it renamed.
 MIGRATIONS: list[tuple[str, ...]] = [
     (
         "CREATE TABLE store (meta TEXT NOT NULL)",

@@ -1,4 +1,7 @@
-"""Pictures that are there twice: those that a class has already, that it is given twice, and that two classes claim."""
+"""Pictures that are there twice: those that a class has already, that it is given twice, and that two classes claim.
+
+And those that come again: a photo that was removed is in the folder that it came from still.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,17 @@ def check_duplicates(duplicates: str) -> None:
     """Refuse a word that is no way to deal with a picture that two classes claim."""
     if duplicates not in get_args(Duplicates):
         raise Misuse(f"`duplicates` is one of {', '.join(get_args(Duplicates))}, not {duplicates!r}")
+
+
+def not_removed(lesson: Lesson, removed: Callable[[str, str], bool]) -> Lesson:
+    """The lesson without pictures that were `removed` from their class; a class that gets no others gets these."""
+    left, remarks = dict[str, list[Encoded]](), list[str]()
+    for name, items in lesson.photos.items():
+        left[name] = [item for item in items if not removed(name, item.digest)] or items
+        if gone := len(items) - len(left[name]):
+            of = f"{gone} of {len(items)} photos of {name!r} were removed from it before"
+            remarks.append(f"{of}, and are left out: give them alone to teach them again")
+    return Lesson(left, [*lesson.remarks, *remarks])
 
 
 def only_new(

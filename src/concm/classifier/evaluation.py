@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from concm.classifier.confidence import Confidence
+from concm.classifier.confidence import TOO_FEW, Confidence
+from concm.classifier.folders import almost_the_same
 from concm.errors import ConcmError
 from concm.metrics import accuracies, confusion
+
+MANY = 10
+"""Known photos that were refused, from which on more than twice as many as asked for are no accident."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class Evaluation:
 
     `refused`: known photos called unknown; `strangers`: photos of classes never learned, of which `false_accept` were
     given a label all the same; `auroc`: how well familiarity tells the two apart at any rate. `confused` has, for each
-    class and other best guess, the number of photos, most frequent first; `wrong` has those photos.
+    class and other best guess, the number of photos, most frequent first; `wrong` has those photos. `taught` photos of
+    all that were given are no test, for the classifier has them.
     """
 
     version: int
@@ -49,6 +54,7 @@ class Evaluation:
     by_class: dict[str, tuple[int, int]]
     confused: list[tuple[str, str, int]] = field(default_factory=list)
     wrong: list[Wrong] = field(default_factory=list)
+    taught: int = 0
 
 
 def evaluate(
@@ -60,13 +66,15 @@ def evaluate(
     unknown_rate: float,
     version: int,
     photos: Sequence[str] = (),
+    taught: int = 0,
 ) -> Evaluation:
     """Figures from the scores (n, classes) of photos whose classes are `truth`, known or not."""
     index = {name: at for at, name in enumerate(names)}
     labels = torch.tensor([index.get(name, -1) for name in truth])
     known = labels >= 0
     if not known.any():
-        raise ConcmError(f"none of these photos is of a known class; known are {', '.join(names[:5])} …")
+        near = next((f"; is {one!r} meant to be {other!r}?" for one, other in almost_the_same(truth, names)), "")
+        raise ConcmError(f"none of these photos is of a known class; known are {', '.join(names[:5])} …{near}")
     own, right = scores[known], labels[known]
     predicted = own.argmax(1)
     matrix = confusion(right, predicted, len(names))
@@ -103,7 +111,21 @@ def evaluate(
         },
         confused=sorted(pairs, key=lambda pair: -pair[2]),
         wrong=wrong,
+        taught=taught,
     )
+
+
+def remarks(result: Evaluation, names: Sequence[str], truth: Iterable[str], enough: bool) -> list[str]:
+    """What to know beside the figures; `enough` says whether there were photos enough to call anything unknown."""
+    near = [pair for pair in almost_the_same(dict.fromkeys(truth), names) if pair[1] in names]
+    said = [f"photos of {one!r} count as strangers, but {other!r} is known" for one, other in near]
+    if result.taught:
+        of = f"{result.taught} of {result.photos + result.strangers} photos were taught"
+        said.append(f"{of}: on these it does better than on photos to come")
+    if result.refused > 2 * result.unknown_rate and result.refused * result.photos >= 100 * MANY:
+        rates = f"{result.refused:.0f} % of known photos were called unknown, and {result.unknown_rate:g} % asked for"
+        said.append(f"{rates}: calibrate it on labelled photos like these")
+    return said if enough else [*said, TOO_FEW]
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from concm.backbones.encoder import Encoder
+from concm.backbones.encoder import Encoder, Identity
 from concm.backbones.onnx import OnnxNetwork
 from concm.backbones.readings import looks_at, read
 from concm.classifier.confidence import Confidence, familiarity
@@ -26,7 +26,8 @@ from concm.classifier.structure import KIND as KIND
 from concm.engine.concm import Engine
 from concm.engine.head import Head
 from concm.errors import Misuse
-from concm.files import replacing, save_tensors
+from concm.files import content_digest, replacing, save_tensors
+from concm.records import to_json
 
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
 HEAD = tuple(item.name for item in fields(Head) if item.name not in ("metric", "weights"))
@@ -46,24 +47,27 @@ def tensors(engine: Engine, confidence: Confidence) -> dict[str, Tensor]:
     return {**head, **usual}
 
 
-def about(engine: Engine, confidence: Confidence, version: int) -> dict[str, Any]:
+def about(seen_by: Identity, engine: Engine, confidence: Confidence, version: int) -> dict[str, Any]:
     """The meaning of the outputs: labels in order, and the familiarity below which photos are unknown.
 
-    It stands there for common rates, and as the quantiles of what is usual, from which any other follows.
+    It stands there for common rates, and as the quantiles of what is usual, from which any other follows. What the
+    network has in it, encoder and metric, stands there too, for a structure goes with no other.
     """
-    thresholds = {f"{rate:g}": max(confidence.threshold(rate), -1e30) for rate in RATES}
+    head, thresholds = engine.head, {f"{rate:g}": max(confidence.threshold(rate), -1e30) for rate in RATES}
     return {
         "labels": engine.names,
         "base": engine.memory.base,
         "version": version,
         "unknown_below": thresholds,
         "quantiles": confidence.quantiles.tolist(),
+        "encoder": to_json(seen_by),
+        "metric": content_digest(b"".join(value.cpu().numpy().tobytes() for value in (*head.metric, head.weights))),
     }
 
 
-def write_structure(path: Path, engine: Engine, confidence: Confidence, version: int) -> None:
+def write_structure(path: Path, seen_by: Identity, engine: Engine, confidence: Confidence, version: int) -> None:
     """Write the structure file of what is known now."""
-    save_tensors(path, KIND, tensors(engine, confidence), about(engine, confidence, version))
+    save_tensors(path, KIND, tensors(engine, confidence), about(seen_by, engine, confidence, version))
 
 
 def write_onnx(path: Path, encoder: Encoder, engine: Engine, confidence: Confidence, version: int) -> None:
@@ -103,7 +107,8 @@ def write_onnx(path: Path, encoder: Encoder, engine: Engine, confidence: Confide
     finally:
         encoder.to(device)
     assert program is not None
-    meta = {**about(engine, confidence, version), "transform": asdict(encoder.transform), "backbone": encoder.source}
+    told = about(encoder.identity, engine, confidence, version)
+    meta = {**told, "transform": asdict(encoder.transform), "backbone": encoder.source}
     program.model.metadata_props.update({name: json.dumps(value) for name, value in meta.items()})
     with replacing(path) as draft:
         program.save(draft)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -22,13 +23,16 @@ Nested = Literal["refuse", "flatten"]
 Similar = Literal["refuse", "keep"]
 
 
-def class_folders(root: Path, nested: Nested = "refuse") -> dict[str, Path]:
-    """The class folders in a folder; one that holds folders of photos itself is refused, unless they are flattened."""
+def class_folders(root: Path, nested: Nested = "refuse", alone: bool = False) -> dict[str, Path]:
+    """The class folders in a folder; one that holds folders of photos itself is refused, unless they are flattened.
+
+    Where one class `alone` could be given in another way, a folder of photos is refused with that way.
+    """
     if not os.path.isdir(root):
         raise Misuse(f"no folder at {root}; photos of classes come as one folder per class, named after it")
     folders = _folders(root)
     if not folders:
-        loose = next(pictures_under(root), None)
+        loose = alone and next(pictures_under(root), None)
         hint = f"; to teach one class, give its name and then its photos: {root.resolve().name} {root}" if loose else ""
         raise ConcmError(
             f"no class folders in {root}: it should hold one folder per class, with its photos inside{hint}"
@@ -124,15 +128,21 @@ def refuse_similar(new: Iterable[str], known: Iterable[str], similar: Similar) -
     """Ask about new names that differ from others in nothing but capitals, spaces, hyphens and underscores."""
     if similar not in get_args(Similar):
         raise Misuse(f"`similar_names` is one of {', '.join(get_args(Similar))}, not {similar!r}")
-    seen = {_plain(name): name for name in known}
-    for name in new if similar == "refuse" else ():
-        other = seen.setdefault(_plain(name), name)
-        if other != name:
-            raise Misuse(
-                f"{name!r} and {other!r} are almost the same name: use one for both, or say "
-                '`similar_names="keep"` if they are two classes'
-            )
+    for name, other in almost_the_same(new, known) if similar == "refuse" else ():
+        raise Misuse(
+            f"{name!r} and {other!r} are almost the same name: use one for both, or say "
+            '`similar_names="keep"` if they are two classes'
+        )
+
+
+def almost_the_same(new: Iterable[str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Names that are not known but almost, or almost the same as one before them, each with that other name."""
+    exactly = dict.fromkeys(known)
+    seen = {_plain(name): name for name in reversed(exactly)}
+    for name in new:
+        if name not in exactly and (other := seen.setdefault(_plain(name), name)) != name:
+            yield name, other
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[\s_-]+", " ", name.casefold()).strip()
+    return re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFC", name.casefold())).strip()

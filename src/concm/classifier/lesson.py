@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -57,6 +57,11 @@ class Lesson:
         """The part of the lesson about these classes."""
         return replace(self, photos={name: self.photos[name] for name in names}, remarks=[])
 
+    def without(self, known: Callable[[str], object]) -> Lesson:
+        """The lesson without pictures whose digests are `known`, and without classes of which nothing is left then."""
+        left = {name: [item for item in items if not known(item.digest)] for name, items in self.photos.items()}
+        return replace(self, photos={name: items for name, items in left.items() if items})
+
     @property
     def features(self) -> Tensor:
         """Features (n, d), class by class."""
@@ -66,6 +71,11 @@ class Lesson:
     def names(self) -> list[str]:
         """What the photo of each row of `features` is called."""
         return [item.name for items in self.photos.values() for item in items]
+
+    @property
+    def digests(self) -> list[str]:
+        """The digest of the photo of each row of `features`."""
+        return [item.digest for items in self.photos.values() for item in items]
 
     @property
     def truth(self) -> list[str]:

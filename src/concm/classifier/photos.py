@@ -27,6 +27,10 @@ from concm.errors import ConcmError, Misuse
 Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Zipped
 UNKNOWN = "unknown"
 """The label of a photo of no known class; no class may have this name."""
+NO_PHOTOS = (
+    "photos come as a folder or zip of class folders, as a CSV file, or as a mapping of class names to photos; "
+    "features and labels are what `concm.ConCM` takes"
+)
 LONGEST_NAME = 100
 THUMBNAIL = 128
 
@@ -134,19 +138,26 @@ def find_photos(words: Iterable[str | os.PathLike[str]]) -> list[Path | Zipped]:
 
 
 def by_class(
-    source: str | os.PathLike[str] | Mapping[str, Any], *, taught: bool = True, nested: Nested = "refuse"
+    source: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    taught: bool = True,
+    nested: Nested = "refuse",
+    alone: bool = False,
 ) -> dict[str, list[Picture]]:
     """Pictures by class name, from a folder or zip of class folders, a CSV file or a mapping; no class is empty.
 
-    If they are not `taught`, there may also be photos of unknown classes, under the name "unknown".
+    If they are not `taught`, there may also be photos of unknown classes, under the name "unknown". `alone` is as in
+    `class_folders`.
     """
     given: Mapping[str, Any]
+    if not isinstance(source, str | os.PathLike | Mapping):
+        raise Misuse(NO_PHOTOS)
     if isinstance(source, Mapping):
         given = source
     elif is_zip(source):
         given = zipped_classes(Path(source), nested)
     else:
-        given = listed_photos(Path(source)) if is_list(source) else class_folders(Path(source), nested)
+        given = listed_photos(Path(source)) if is_list(source) else class_folders(Path(source), nested, alone)
     groups: dict[str, list[Picture]] = {}
     for key, value in given.items():
         name = key if not taught and key == UNKNOWN else checked_name(key)

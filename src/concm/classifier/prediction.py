@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from concm.classifier.answers import Predictions as Predictions
 from concm.classifier.answers import check_rate as check_rate
 from concm.classifier.answers import listed as listed
 from concm.classifier.answers import many as many
+from concm.classifier.answers import share_below as share_below
 from concm.classifier.answers import whole as whole
 from concm.classifier.confidence import Confidence
 from concm.classifier.photos import UNKNOWN
@@ -111,7 +111,7 @@ class Known:
                     novel=at[0] >= base,
                     version=self.version,
                     photo=photo,
-                    familiarity=bisect_right(self._usual, own) / len(self._usual),
+                    familiarity=share_below(own, self._usual),
                 )
             )
         return found
@@ -133,8 +133,8 @@ class Known:
 
     @cached_property
     def _usual(self) -> list[float]:
-        """The familiarity that 1, 2, … 100 % of known photos do not reach."""
-        return [self.confidence.threshold(percent / 100) for percent in range(1, 101)]
+        """The familiarity that 1, 2, … 100 % of known photos do not reach; nothing where that is not known."""
+        return [self.confidence.threshold(percent / 100) for percent in range(1, 101) if self.confidence.enough]
 
 
 def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

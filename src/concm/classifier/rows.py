@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 import sqlite3
+import unicodedata
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -107,13 +108,35 @@ def rows_of(db: sqlite3.Connection, kind: type[Row], question: str) -> list[Row]
 
 def class_id(db: sqlite3.Connection, path: Path, name: str) -> int:
     """The row of a living class, or a refusal that names the nearest."""
-    row = db.execute("SELECT id FROM classes WHERE name = ? AND removed IS NULL", (name,)).fetchone()
+    return class_found(db, path, name)[0]
+
+
+def class_found(db: sqlite3.Connection, path: Path, name: str) -> tuple[int, str]:
+    """The row and name of a living class, however the letters of its name are composed, or a refusal."""
+    row = db.execute("SELECT id, name FROM classes WHERE name = ? AND removed IS NULL", (name,)).fetchone()
     if row is None:
-        known = [known for (known,) in db.execute("SELECT name FROM classes WHERE removed IS NULL")]
+        rows = db.execute("SELECT id, name FROM classes WHERE removed IS NULL").fetchall()
+        row = next((row for row in rows if _composed(row[1]) == _composed(name)), None)
+    if row is None:
+        known = [own for _, own in rows]
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"it has {len(known)} others"
         raise ConcmError(f"the store at {path} has no class called {name!r}; {hint}")
-    return int(row[0])
+    return int(row[0]), str(row[1])
+
+
+def _composed(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
+
+
+def owner(db: sqlite3.Connection, digest: str) -> str | None:
+    """The living class that has this picture."""
+    row = db.execute(
+        "SELECT name FROM photos JOIN classes ON classes.id = class"
+        " WHERE digest = ? AND removed IS NULL AND gone IS NULL",
+        (digest,),
+    ).fetchone()
+    return None if row is None else str(row[0])
 
 
 def photo_proof(label: str, digest: str, rows: int, features: bytes, thumbnail: bytes) -> str:

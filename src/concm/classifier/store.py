@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,12 @@ from concm.classifier.rows import (
     EvaluationRow,
     PhotoRow,
     VersionRow,
+    class_found,
     class_id,
     current,
     lines,
     now,
+    owner,
     photo,
     rows_of,
     state_file,
@@ -136,6 +138,11 @@ class Store:
         with self._reading() as db:
             return rows_of(db, ClassRow, CLASSES)
 
+    def called(self, name: str) -> str:
+        """The name of a class as it is kept; older stores have names as they were typed."""
+        with self._reading() as db:
+            return class_found(db, self.path, name)[1]
+
     def photos(self, name: str) -> list[PhotoRow]:
         """The photos of a class, in the order in which they were added."""
         with self._reading() as db:
@@ -154,10 +161,15 @@ class Store:
             found = [(name, photo(*row)) for name, *row in rows]
             return [(own.id, name, own.label, own.features[0]) for name, own in found]
 
+    def taught(self, digests: Iterable[str]) -> int:
+        """How many of these pictures the classes have."""
+        with self._reading() as db:
+            return sum(owner(db, digest) is not None for digest in digests)
+
     def thumbnail(self, number: int) -> bytes | None:
         """The small JPEG of a photo."""
         with self._reading() as db:
-            row = db.execute(f"{PHOTOS} WHERE id = ?", (number,)).fetchone()
+            row = db.execute(f"{PHOTOS} WHERE id = ? AND rows", (number,)).fetchone()
             return None if row is None else photo(*row).thumbnail
 
     def digests(self) -> set[str]:
@@ -208,7 +220,7 @@ class Store:
         with self._reading() as db:
             wrong += [f"the database: {said}" for (said,) in db.execute("PRAGMA integrity_check") if said != "ok"]
             versions = [at for (at,) in db.execute("SELECT version FROM versions WHERE kept ORDER BY version")]
-            for row in db.execute(PHOTOS):
+            for row in db.execute(f"{PHOTOS} WHERE gone IS NULL OR rows"):
                 try:
                     photo(*row)
                 except ValueError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,23 +11,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concm.classifier.answers import Prediction
+from concm.classifier.answers import Prediction, share_below
 from concm.classifier.photos import UNKNOWN
 from concm.errors import ConcmError, loading
 
 KIND = "concm-structure-2"
+GOES_WITH = ("encoder", "metric")
+"""What a network has in it: by which encoder photos are seen, and the digest of the metric."""
 _TYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BOOL": np.bool_}
 
 
 @dataclass(frozen=True)
 class Structure:
-    """The inputs of the network beside pictures, and the meaning of its outputs."""
+    """The inputs of the network beside pictures, the meaning of its outputs, and what of the network they go with.
+
+    Files of before do not say the latter.
+    """
 
     tensors: dict[str, NDArray[Any]]
     labels: list[str]
     base: int
     version: int
     quantiles: list[float]
+    goes_with: dict[str, Any]
 
     @classmethod
     def read(cls, path: Path) -> Structure:
@@ -48,7 +53,8 @@ class Structure:
                 if not np.isfinite(values).all():
                     raise ValueError(f"{name} has values that are no numbers")
             meta = json.loads(about["meta"])
-            found = cls(tensors, *(meta[name] for name in ("labels", "base", "version", "quantiles")))
+            goes_with = {name: meta[name] for name in GOES_WITH if name in meta}
+            found = cls(tensors, meta["labels"], meta["base"], meta["version"], meta["quantiles"], goes_with)
             if any(len(found.labels) != len(tensors[name]) for name in ("bias", "offset") if name in tensors):
                 raise ValueError("it has other classes than labels")
             return found
@@ -61,7 +67,7 @@ class Structure:
 
     @cached_property
     def _usual(self) -> list[float]:
-        return [self.threshold(percent / 100) for percent in range(1, 101)]
+        return [self.threshold(percent / 100) for percent in range(1, 101) if self.quantiles]
 
     def prediction(
         self, name: str, probabilities: NDArray[np.float32], familiarity: float, unknown_rate: float, top: int
@@ -78,5 +84,5 @@ class Structure:
             novel=bool(best[0] >= self.base),
             version=self.version,
             photo=name,
-            familiarity=bisect_right(self._usual, familiarity) / len(self._usual),
+            familiarity=share_below(familiarity, self._usual),
         )

@@ -5,10 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from concm.cli.stores import Access, Changing, print_json
+from concm.cli.stores import Access, Changing, Naming, print_json
 
 
-def rename(store: Path, name: str, to: str, /, *, access: Changing = Changing()) -> None:  # noqa: B008
+def rename(
+    store: Path,
+    name: str,
+    to: str,
+    /,
+    *,
+    naming: Naming = Naming(),  # noqa: B008
+    access: Changing = Changing(),  # noqa: B008
+) -> None:
     """Give a class another name.
 
     Parameters
@@ -21,7 +29,7 @@ def rename(store: Path, name: str, to: str, /, *, access: Changing = Changing())
         Its new name.
     """
     with access.changing(store) as classifier:
-        classifier.rename(name, to)
+        classifier.rename(name, to, **asdict(naming))
 
 
 def merge(store: Path, /, *names: str, into: str, access: Changing = Changing()) -> None:  # noqa: B008
@@ -40,7 +48,14 @@ def merge(store: Path, /, *names: str, into: str, access: Changing = Changing())
         classifier.merge(names, into)
 
 
-def move(store: Path, /, *photos: str, to: str, access: Changing = Changing()) -> None:  # noqa: B008
+def move(
+    store: Path,
+    /,
+    *photos: str,
+    to: str,
+    naming: Naming = Naming(),  # noqa: B008
+    access: Changing = Changing(),  # noqa: B008
+) -> None:
     """Move photos to another class.
 
     Parameters
@@ -53,7 +68,7 @@ def move(store: Path, /, *photos: str, to: str, access: Changing = Changing()) -
         The class, which may be a new one.
     """
     with access.changing(store) as classifier:
-        classifier.move(photos, to)
+        classifier.move(photos, to, **asdict(naming))
 
 
 def remove(store: Path, /, *photos: str, access: Changing = Changing()) -> None:  # noqa: B008

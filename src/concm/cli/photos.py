@@ -86,7 +86,7 @@ def learn(
         from concm.classifier.photos import find_photos
 
         if by_name:
-            classifier.learn_name(what)
+            classifier.learn_name(what, similar_names=teaching.similar_names)
         else:
             classifier.learn({what: find_photos(images)} if images else what, **asdict(teaching))
 

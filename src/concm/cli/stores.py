@@ -97,13 +97,20 @@ class Reading:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Teaching(Reading):
+class Naming:
+    """How new names are taken."""
+
+    similar_names: Literal["refuse", "keep"] = "refuse"
+    "What to do with names that differ in nothing but capitals, spaces, hyphens and underscores."
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Teaching(Naming, Reading):
     """How photos that are taught are read."""
 
     duplicates: Literal["refuse", "skip"] = "refuse"
     "What to do with a picture that two classes claim."
-    similar_names: Literal["refuse", "keep"] = "refuse"
-    "What to do with names that differ in nothing but capitals, spaces, hyphens and underscores."
 
 
 def print_json(value: dict[str, Any], *, lines: bool = False) -> None:

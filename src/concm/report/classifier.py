@@ -9,6 +9,7 @@ from pathlib import Path
 
 from concm.classifier import database
 from concm.classifier.classifier import Classifier
+from concm.classifier.confidence import TOO_FEW
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.made import Made
 from concm.classifier.prediction import Prediction
@@ -24,7 +25,7 @@ def show_prediction(prediction: Prediction) -> None:
     (first, score), *others = prediction.top
     rest = ", ".join(f"{name} {share:.2f}" for name, share in others[:2])
     if prediction.unknown:
-        familiar = f"{100 * prediction.familiarity:.0f} % of known photos are as strange"
+        familiar = f"{100 * (prediction.familiarity or 0):.0f} % of known photos are as strange"
         say(f"{prediction.photo}: unknown (unlike what is known: {familiar}; most like {first})")
     else:
         say(f"{prediction.photo}: {first} {score:.2f}{f' (then {rest})' if rest else ''}")
@@ -62,6 +63,8 @@ def reasons(classifier: Classifier) -> list[str]:
         if len(point) == 3:
             told[-1] += f", with which {100 * point[1]:.0f} % of base and {100 * point[2]:.0f} % of new photos are "
             told[-1] += "expected to be right"
+    if not known.confidence.enough:
+        told.append(TOO_FEW)
     if known.confidence.adapted:
         told.append("probabilities and the rate of unknown were calibrated on photos of yours")
     return told
@@ -119,6 +122,9 @@ def _write(path: Path, head: tuple[str, ...], rows: Sequence[tuple[object, ...]]
 def figures(result: Evaluation) -> list[tuple[str, str]]:
     """What was measured, in words and numbers."""
     lines = [("accuracy", f"{result.acc:.2f} %")]
+    if result.taught:
+        given = result.photos + result.strangers
+        lines.insert(0, ("taught, so no test of it", f"{result.taught} of {given} photos"))
     if result.acc_base is not None:
         lines.append(("… of base classes", f"{result.acc_base:.2f} %"))
     if result.acc_novel is not None:
@@ -139,6 +145,12 @@ def card(classifier: Classifier) -> str:
     pixels = made.encoder.transform.size if made.encoder.transform else "any number of"
     licence = f"; licence of the weights: {made.licence}" if made.licence else ""
     base = sum(row.base for row in classes)
+    strangers = (
+        "It knows the classes above and calls what is unlike all of them unknown; how often it errs in that stands "
+        "under Evaluation, if photos of other classes were given there."
+        if classifier.known().confidence.enough
+        else f"It knows the classes above and calls every photo one of them: {TOO_FEW}."
+    )
     lines = [
         f"# {classifier.path.resolve().name}",
         "",
@@ -189,9 +201,7 @@ def card(classifier: Classifier) -> str:
         "",
         "## Limits",
         "",
-        "It knows the classes above and calls what is unlike all of them unknown; how often it errs in that stands "
-        "under Evaluation, if photos of other classes were given there. The features and thumbnails of its photos are "
-        "kept in the folder, the photos themselves are not.",
+        f"{strangers} The features and thumbnails of its photos are kept in the folder, the photos themselves are not.",
         "",
     ]
     return "\n".join(lines)

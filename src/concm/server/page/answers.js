@@ -49,7 +49,8 @@ function layout(photos) {
 const path = (photo) => photo.path || photo.webkitRelativePath || photo.name;
 
 function card(answer) {
-  const familiar = answer.unknown ? `stranger than ${percent(1 - answer.familiarity)} of known photos`
+  const familiar = answer.familiarity === null ? "too few photos are taught to call anything unknown"
+    : answer.unknown ? `stranger than ${percent(1 - answer.familiarity)} of known photos`
     : `more familiar than ${percent(answer.familiarity)} of known photos`;
   const guesses = answer.top.slice(0, 3).map(([name, share]) => {
     const bar = el("i");

@@ -479,6 +479,14 @@ def test_the_classifier_is_measured_on_photos_in_folders(program):
     assert (wrong["confused"], wrong["wrong"][0]["photo"]) == ([["cat", "dog", 1]], "a.png")
 
 
+def test_photos_that_were_taught_are_counted_when_it_is_measured(program, store):
+    with Classifier(store, device="cpu") as other:
+        other.learn({"gnu": [png("gnu", at) for at in range(3)]})
+    found = program.post("/api/evaluate", files=sent(*((f"gnu/{at}.png", png("gnu", at)) for at in range(4)))).json()
+    assert found["taught"] == 3
+    assert any(said.startswith("3 of 4 photos were taught") for said in found["remarks"])
+
+
 def test_nobody_waits_for_an_answer_while_an_album_is_read(program, monkeypatch):
     begun, go, every = threading.Event(), threading.Event(), Store.every_photo
 

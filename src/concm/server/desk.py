@@ -18,7 +18,7 @@ from concm.classifier.album import Album, grouped, in_metric
 from concm.classifier.check import check
 from concm.classifier.classifier import Classifier
 from concm.classifier.duplicates import Duplicates, check_duplicates
-from concm.classifier.evaluation import evaluate
+from concm.classifier.evaluation import evaluate, remarks
 from concm.classifier.folders import Similar
 from concm.classifier.lesson import Lesson
 from concm.classifier.photos import checked_name
@@ -210,10 +210,11 @@ class Desk:
         known = self.known()
         names, truth = known.engine.names, [name for name, own in groups.items() for _ in own]
         features = torch.stack([seen.features for own in groups.values() for seen in own])
-        base, photos = known.engine.memory.base, [seen.photo.name for own in groups.values() for seen in own]
-        rated = (known.confidence, unknown_rate, known.version)
-        result = evaluate(known.scores(features), truth, names, base, *rated, photos=photos)
-        return dict(to_json(result))
+        base, photos = known.engine.memory.base, [seen.photo for own in groups.values() for seen in own]
+        rated, have = (known.confidence, unknown_rate, known.version), self.taught()
+        called, taught = [photo.name for photo in photos], sum(photo.digest in have for photo in photos)
+        result = evaluate(known.scores(features), truth, names, base, *rated, photos=called, taught=taught)
+        return {**to_json(result), "remarks": remarks(result, names, groups, known.confidence.enough)}
 
     def export(self, what: str) -> Job:
         """Write a file that can be fetched when the job is done."""

@@ -89,8 +89,7 @@ class Correction:
         stays = next((name for name, label in labels.items() if label < base), into)
         after = {stays: [row for name in labels for row in self.store.photos(name)]}
         for name in labels.keys() - {stays}:
-            self.change.move_photos([row.id for row in self.store.photos(name)], stays)
-            self.change.remove_class(name)
+            self.change.merge_class(name, stays)
         self._learn(after)
         for name, label in sorted(labels.items(), key=lambda item: -item[1]):
             if name != stays:

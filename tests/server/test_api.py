@@ -303,6 +303,20 @@ def test_photos_that_do_not_wait_never_take_the_room_of_those_that_do(program, m
     assert program.get("/api/status").json()["inbox_dropped"] == 0
 
 
+def test_known_photos_that_are_unknown_when_they_are_asked_again_wait_as_the_newest(program, monkeypatch):
+    monkeypatch.setattr("concm.server.inbox.ROOM", 3)
+    first = [one["inbox"] for one in answers(program, several("cat", 3), keep="all", unknown_rate=0)]
+    second = [one["inbox"] for one in answers(program, several("submarine", 3))]
+    assert first != second == [one["inbox"] for one in program.get("/api/inbox").json()["photos"]]
+    again = answers(program, several("cat", 3), unknown_rate=0.999)
+    assert [(one["unknown"], one["inbox"]) for one in again] == [(True, number) for number in first]
+    status = program.get("/api/status").json()
+    assert (status["inbox"], status["inbox_dropped"]) == (3, 3)
+    assert [one["inbox"] for one in program.get("/api/inbox").json()["photos"]] == first
+    answers(program, several("dog", 1), keep="all", unknown_rate=0)
+    assert program.get("/api/status").json()["inbox_dropped"] == 3
+
+
 @pytest.mark.parametrize("path", ["photos/remove", "classes/forget"])
 def test_a_named_photo_that_is_removed_or_forgotten_waits_again(program, path):
     numbers = [one["inbox"] for one in answers(program, several("submarine", 3))]

@@ -157,6 +157,17 @@ def test_a_removed_photo_stays_out_when_undo_cannot_bring_it_back_any_more(zoo, 
     assert zoo.verify() == []
 
 
+def test_a_removed_photo_that_undo_would_bring_back_must_be_whole(zoo):
+    gone = zoo.learn({"okapi": pictures("okapi", 4)}).photos("okapi")[0].id
+    zoo.remove([gone])
+    assert zoo.verify() == []
+    with sqlite3.connect(zoo.path / "store.db") as db:
+        nothing = "label = '', rows = 0, features = x'', thumbnail = x'', proof = NULL"
+        db.execute(f"UPDATE photos SET {nothing} WHERE id = ?", (gone,))
+    [said] = zoo.verify()
+    assert said.startswith(f"photo {gone}: ")
+
+
 def test_a_class_is_learned_again_from_the_photos_that_it_has_now(zoo):
     zoo.learn({"okapi": [*pictures("yak", 6), picture("okapi")]})
     assert right(zoo, "yak") == 0

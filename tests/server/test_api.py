@@ -408,6 +408,22 @@ def test_photos_that_are_known_are_left_out_and_disputed_ones_refused_or_skipped
     assert program.post("/api/learn", data={"name": "x", "duplicates": "no"}, files=files).status_code == 400
 
 
+def test_where_nothing_is_left_to_learn_no_choice_is_offered(program):
+    [one] = answers(program, several("cat", 1, first=0), keep="all")
+    for how in (
+        {"json": {"classes": {"dog": [one["inbox"]]}}},
+        {"data": {"name": "dog"}, "files": several("cat", 1, 0)},
+    ):
+        answer = program.post("/api/learn", **how)
+        assert (answer.status_code, "choice" in answer.json()) == (400, False)
+        assert "(dog) is already known as a photo of 'cat': which is it?" in answer.json()["error"]
+        assert answer.json()["error"].endswith("A known photo gets another class with `/api/photos/move`")
+    [number] = [one["inbox"] for one in answers(program, several("submarine", 1))]
+    answer = program.post("/api/learn", json={"classes": {"submarine": [number], "lighthouse": [number]}})
+    assert (answer.status_code, "choice" in answer.json()) == (400, False)
+    assert answer.json()["error"].endswith("Give it to one class alone")
+
+
 def test_a_name_that_is_almost_a_known_one_is_asked_about(program):
     answer = program.post("/api/learn", data={"name": "Okapi"}, files=several("gnu", 2))
     assert (answer.status_code, "almost the same name" in answer.json()["error"]) == (400, True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from concm.classifier.change import Change
 from concm.classifier.folders import Similar, refuse_similar
-from concm.classifier.photos import checked_name
+from concm.classifier.photos import checked_name, spelling
 from concm.classifier.prediction import Known
 from concm.classifier.rows import PhotoRow
 from concm.classifier.store import Store
@@ -43,7 +43,7 @@ class Correction:
 
     def move(self, photos: Sequence[Chosen], to: str, similar: Similar) -> str:
         """Move photos to a class, which is learned if it is new."""
-        to = checked_name(to)
+        to = spelling(self.known.engine.names)(checked_name(to))
         refuse_similar([to], self.known.engine.names, similar)
         chosen = {name: rows for name, rows in self._chosen(photos).items() if name != to}
         if not chosen:

@@ -118,10 +118,10 @@ class Inbox:
         """The photos that wait for a name, oldest first."""
         taught = self._taught()
         with self._using():
-            rows = self._db.execute("SELECT id, name, added, features, digest FROM items WHERE shown ORDER BY shown, id")
+            found = "SELECT id, name, added, features, digest FROM items WHERE shown ORDER BY shown, id"
             return [
                 Item(number, name, added, _unpacked(features))
-                for number, name, added, features, digest in rows
+                for number, name, added, features, digest in self._db.execute(found)
                 if digest not in taught
             ]
 

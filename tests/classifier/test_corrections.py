@@ -110,6 +110,34 @@ def test_a_removal_that_is_undone_or_of_a_class_that_was_forgotten_does_not_coun
     assert counts(zoo)["forest giraffe"] == 4
 
 
+@pytest.mark.parametrize("pruned", [False, True])
+@pytest.mark.parametrize(("name", "into"), [("cat", "okapi"), ("okapi", "cat"), ("yak", "okapi"), ("okapi", "yak")])
+def test_a_removed_photo_does_not_come_back_after_a_merge(zoo, monkeypatch, name, into, pruned):
+    photos = pictures("okapi", 4)
+    zoo.learn({"okapi": photos, "yak": pictures("yak", 2)}).remove([zoo.photos("okapi")[0]])
+    before, table = everything(zoo), probabilities(zoo)
+    taken_back(zoo.merge([name], into), before, table)
+    zoo.learn({"okapi": photos})
+    assert counts(zoo)["okapi"] == 3
+    count = zoo.merge([name], into).history[-1].photos
+    if pruned:  # so that undo cannot bring it back, nor the class that it was removed from
+        monkeypatch.setattr("concm.classifier.change.KEEP", 2)
+        zoo.rename(into, "a").rename("a", "b").rename("b", into)
+    zoo.learn({into: photos})
+    assert zoo.remarks[0].startswith(f"1 of 4 photos of '{into}' were removed from it before")
+    assert zoo.history[-1].photos == count
+    assert zoo.verify() == []
+    zoo.learn({into: photos[:1]})
+    assert zoo.history[-1].photos == count + 1
+
+
+def test_a_removal_from_a_class_that_was_merged_is_undone_after_the_merge(zoo):
+    zoo.learn({"okapi": pictures("okapi", 4), "yak": pictures("yak", 2)})
+    before, table = everything(zoo), probabilities(zoo)
+    zoo.remove([zoo.photos("okapi")[0]]).merge(["okapi"], "yak").undo()
+    taken_back(zoo, before, table)
+
+
 def test_a_removed_photo_stays_out_when_undo_cannot_bring_it_back_any_more(zoo, monkeypatch, tmp_path):
     monkeypatch.setattr("concm.classifier.change.KEEP", 2)
     photos = {"okapi": pictures("okapi", 4)}
@@ -127,6 +155,17 @@ def test_a_removed_photo_stays_out_when_undo_cannot_bring_it_back_any_more(zoo, 
     assert row == ("", 0, 0, 0)
     zoo.undo()
     assert zoo.verify() == []
+
+
+def test_a_removed_photo_that_undo_would_bring_back_must_be_whole(zoo):
+    gone = zoo.learn({"okapi": pictures("okapi", 4)}).photos("okapi")[0].id
+    zoo.remove([gone])
+    assert zoo.verify() == []
+    with sqlite3.connect(zoo.path / "store.db") as db:
+        nothing = "label = '', rows = 0, features = x'', thumbnail = x'', proof = NULL"
+        db.execute(f"UPDATE photos SET {nothing} WHERE id = ?", (gone,))
+    [said] = zoo.verify()
+    assert said.startswith(f"photo {gone}: ")
 
 
 def test_a_class_is_learned_again_from_the_photos_that_it_has_now(zoo):

@@ -225,6 +225,25 @@ def test_a_class_is_found_however_the_letters_of_its_name_are_composed(zoo, kept
     assert zoo.verify() == []
 
 
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_photos_of_a_class_are_taught_and_measured_however_its_name_is_composed(zoo, form):
+    """Stores of before have names as they were typed."""
+    one, other = (unicodedata.normalize(form, "caf\u00e9") for form in ("NFC", "NFD"))
+    zoo.learn({one: pictures("yak", 3)})
+    _spelled(zoo, one, other)
+    given = unicodedata.normalize(form, one)
+    zoo.learn({given: pictures("yak", 5)})
+    assert zoo.remarks == [f"3 of 5 photos of '{other}' are known already"]
+    assert (names(zoo)[-1], len(zoo.photos(given))) == (other, 5)
+    zoo.move([zoo.photos("cat")[0]], given)
+    assert (names(zoo)[-1], len(zoo.photos(given))) == (other, 6)
+    result = zoo.evaluate({given: pictures("yak", 3, first=NEW), "cat": pictures("cat", 2, first=NEW)})
+    assert (result.photos, result.strangers, result.by_class[other][1]) == (5, 0, 3)
+    assert zoo.remarks == []
+    zoo.calibrate({given: pictures("yak", 30, first=NEW)})
+    assert zoo.history[-1].detail == f"{other} (30)"
+
+
 def _spelled(zoo, name: str, other: str) -> None:
     """Give a class a name that is not checked."""
     with zoo.store.writing() as change:

@@ -303,6 +303,20 @@ def test_photos_that_do_not_wait_never_take_the_room_of_those_that_do(program, m
     assert program.get("/api/status").json()["inbox_dropped"] == 0
 
 
+def test_known_photos_that_are_unknown_when_they_are_asked_again_wait_as_the_newest(program, monkeypatch):
+    monkeypatch.setattr("concm.server.inbox.ROOM", 3)
+    first = [one["inbox"] for one in answers(program, several("cat", 3), keep="all", unknown_rate=0)]
+    second = [one["inbox"] for one in answers(program, several("submarine", 3))]
+    assert first != second == [one["inbox"] for one in program.get("/api/inbox").json()["photos"]]
+    again = answers(program, several("cat", 3), unknown_rate=0.999)
+    assert [(one["unknown"], one["inbox"]) for one in again] == [(True, number) for number in first]
+    status = program.get("/api/status").json()
+    assert (status["inbox"], status["inbox_dropped"]) == (3, 3)
+    assert [one["inbox"] for one in program.get("/api/inbox").json()["photos"]] == first
+    answers(program, several("dog", 1), keep="all", unknown_rate=0)
+    assert program.get("/api/status").json()["inbox_dropped"] == 3
+
+
 @pytest.mark.parametrize("path", ["photos/remove", "classes/forget"])
 def test_a_named_photo_that_is_removed_or_forgotten_waits_again(program, path):
     numbers = [one["inbox"] for one in answers(program, several("submarine", 3))]
@@ -392,6 +406,22 @@ def test_photos_that_are_known_are_left_out_and_disputed_ones_refused_or_skipped
     answer = program.post("/api/learn", data={"name": "gnu", "duplicates": "skip"}, files=files)
     assert answer.json()["detail"] == "gnu (1)"
     assert program.post("/api/learn", data={"name": "x", "duplicates": "no"}, files=files).status_code == 400
+
+
+def test_where_nothing_is_left_to_learn_no_choice_is_offered(program):
+    [one] = answers(program, several("cat", 1, first=0), keep="all")
+    for how in (
+        {"json": {"classes": {"dog": [one["inbox"]]}}},
+        {"data": {"name": "dog"}, "files": several("cat", 1, 0)},
+    ):
+        answer = program.post("/api/learn", **how)
+        assert (answer.status_code, "choice" in answer.json()) == (400, False)
+        assert "(dog) is already known as a photo of 'cat': which is it?" in answer.json()["error"]
+        assert answer.json()["error"].endswith("A known photo gets another class with `/api/photos/move`")
+    [number] = [one["inbox"] for one in answers(program, several("submarine", 1))]
+    answer = program.post("/api/learn", json={"classes": {"submarine": [number], "lighthouse": [number]}})
+    assert (answer.status_code, "choice" in answer.json()) == (400, False)
+    assert answer.json()["error"].endswith("Give it to one class alone")
 
 
 def test_a_name_that_is_almost_a_known_one_is_asked_about(program):

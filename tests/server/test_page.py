@@ -350,6 +350,20 @@ def test_photos_that_another_class_has_are_left_out_if_somebody_says_so(chromium
     found.close()
 
 
+def test_a_photo_that_another_class_has_is_to_be_moved(chromium, address, tmp_path):
+    found = chromium.new_context()  # the browser logs the refusal
+    page = found.new_page()
+    page.goto(address)
+    ask(page, write_class(tmp_path / "okapi", 1, first=0))
+    page.get_by_label("What it really is").fill("gnu")
+    page.get_by_role("button", name="Teach").click()
+    said = page.locator("#said")
+    expect(said).to_contain_text("is already known as a photo of 'okapi': which is it?")
+    expect(said).to_contain_text("A known photo gets another class with “Move” under Classes")
+    expect(said.get_by_role("button")).to_have_count(0)
+    found.close()
+
+
 def test_what_is_known_already_changes_nothing_and_the_page_says_so(page, tmp_path):
     ask(page, write_class(tmp_path / "okapi", 1, first=0))
     page.get_by_label("What it really is").fill("okapi")

@@ -85,6 +85,14 @@ class Change:
             self._db.execute(found, (self.version, at))
             self._db.execute("UPDATE photos SET class = ? WHERE id = ?", (to, at))
 
+    def merge_class(self, name: str, into: str) -> None:
+        """Move all photos of a class to another, also those that were removed from it, and remove the class."""
+        which, to = (class_id(self._db, self._path, own) for own in (name, into))
+        found = "INSERT INTO corrections SELECT ?, id, class, NULL FROM photos WHERE class = ?"
+        self._db.execute(found, (self.version, which))
+        self._db.execute("UPDATE photos SET class = ? WHERE class = ?", (to, which))
+        self.remove_class(name)
+
     def has_photo(self, digest: str) -> str | None:
         """The class that already has this picture, also one added by this change."""
         return owner(self._db, digest)

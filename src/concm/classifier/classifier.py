@@ -39,7 +39,7 @@ from concm.classifier.folder import KEPT, refuse_foreign, refuse_unwritable
 from concm.classifier.folders import Nested, Similar, almost_the_same, beside, refuse_similar
 from concm.classifier.lesson import Lesson
 from concm.classifier.made import Made
-from concm.classifier.photos import NO_PHOTOS, Picture, by_class, checked_name, printable
+from concm.classifier.photos import NO_PHOTOS, Picture, by_class, checked_name, printable, spelling
 from concm.classifier.prediction import Known, Prediction, Predictions, check_rate, listed, many, threads, whole
 from concm.classifier.rehearsal import Plan, rehearse
 from concm.classifier.rows import ClassRow, PhotoRow, VersionRow, state_file
@@ -275,8 +275,10 @@ class Classifier:
         """
         check_duplicates(duplicates)
         _ = self.store
-        groups = by_class(photos, nested=nested, alone=True)
-        refuse_similar(groups, [row.name for row in self.classes], similar_names)
+        names = [row.name for row in self.classes]
+        kept = spelling(names)
+        groups = {kept(name): own for name, own in by_class(photos, nested=nested, alone=True).items()}
+        refuse_similar(groups, names, similar_names)
         self._taught(Lesson.of(self._encoder, groups, broken=broken), duplicates, similar_names)
         self.remarks = beside(photos) + self.remarks
         return self
@@ -286,6 +288,7 @@ class Classifier:
         with store.writing(self._waiting, self._wait) as change, steps("learning", 4) as done:
             known = self._load()
             done()
+            lesson = lesson.spelled(known.engine.names)
             refuse_similar(lesson.photos, known.engine.names, similar_names)
             lesson = only_new(not_removed(lesson, change.was_removed), duplicates, change.has_photo)
             if not lesson.photos:
@@ -381,6 +384,7 @@ class Classifier:
         with self.store.writing(self._waiting, self._wait) as change:
             known = self._load()
             names = known.engine.names
+            lesson = lesson.spelled(names)
             if strange := [name for name in lesson.photos if name not in names]:
                 near = "".join(f"; is it {other!r}?" for _, other in almost_the_same(strange[:1], names))
                 raise Misuse(f"calibrating takes photos of known classes, and {strange[0]!r} is none{near}")
@@ -484,6 +488,7 @@ class Classifier:
         lesson = self._remembered(by_class(photos, taught=False, nested=nested), broken, on)
         known = self.known()
         names, base = known.engine.names, known.engine.memory.base
+        lesson = lesson.spelled(names)
         scores, taught = known.scores(lesson.features), self.store.taught(lesson.digests)
         rated = known.confidence, unknown_rate, known.version
         result = measure(scores, lesson.truth, names, base, *rated, photos=lesson.names, taught=taught)

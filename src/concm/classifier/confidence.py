@@ -35,8 +35,10 @@ TEMPERED = 512
 ENOUGH = 20
 """Photos below which nothing is called unknown: they would not tell what is usual."""
 TOO_FEW = (
-    "so few photos do not tell what is usual: nothing will be called unknown until more are taught, or it is calibrated"
+    "so few photos do not tell what is usual: nothing will be called unknown until it is calibrated, or more classes "
+    "are taught"
 )
+"""More photos of known classes would not do: base photos are held out by `fit`, and of a new class a few are tried."""
 
 
 @dataclass(frozen=True)

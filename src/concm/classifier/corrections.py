@@ -14,7 +14,7 @@ from torch import Tensor
 
 from concm.classifier.change import Change
 from concm.classifier.folders import Similar, refuse_similar
-from concm.classifier.photos import checked_name
+from concm.classifier.photos import checked_name, spelling
 from concm.classifier.prediction import Known
 from concm.classifier.rows import PhotoRow
 from concm.classifier.store import Store
@@ -43,7 +43,7 @@ class Correction:
 
     def move(self, photos: Sequence[Chosen], to: str, similar: Similar) -> str:
         """Move photos to a class, which is learned if it is new."""
-        to = checked_name(to)
+        to = spelling(self.known.engine.names)(checked_name(to))
         refuse_similar([to], self.known.engine.names, similar)
         chosen = {name: rows for name, rows in self._chosen(photos).items() if name != to}
         if not chosen:
@@ -89,8 +89,7 @@ class Correction:
         stays = next((name for name, label in labels.items() if label < base), into)
         after = {stays: [row for name in labels for row in self.store.photos(name)]}
         for name in labels.keys() - {stays}:
-            self.change.move_photos([row.id for row in self.store.photos(name)], stays)
-            self.change.remove_class(name)
+            self.change.merge_class(name, stays)
         self._learn(after)
         for name, label in sorted(labels.items(), key=lambda item: -item[1]):
             if name != stays:

@@ -14,6 +14,8 @@ from concm.classifier.stream import Encoded
 from concm.errors import ConcmError, Misuse
 
 Duplicates = Literal["refuse", "skip"]
+_OTHERWISE = {True: "A known photo gets another class with `move`", False: "Give it to one class alone"}
+"""What to do about a disputed picture where nothing is left to learn without it, by whether another class has it."""
 
 
 def check_duplicates(duplicates: str) -> None:
@@ -46,7 +48,7 @@ def only_new(
         for item in items:
             claims[item.digest].setdefault(name, item.name)
     fresh: dict[str, list[Encoded]] = {}
-    known, repeated, disputed = Counter[str](), list[str](), list[str]()
+    known, repeated, disputed, elsewhere = Counter[str](), list[str](), list[str](), False
     for name, items in lesson.photos.items():
         own: dict[str, Encoded] = {}
         for item in items:
@@ -55,6 +57,7 @@ def only_new(
             if has == name:
                 known[name] += 1
             elif has is not None:
+                elsewhere |= not disputed
                 disputed.append(f"{item.name} ({name}) is already known as a photo of {has!r}")
             elif others:
                 disputed.append(f"{item.name} ({name}) and {others[0]} are the same picture")
@@ -65,7 +68,8 @@ def only_new(
         if own:
             fresh[name] = list(own.values())
     if disputed and duplicates == "refuse":
-        raise Misuse(f'{disputed[0]}: which is it? Such pictures can be left out with `duplicates="skip"`')
+        ways = 'Such pictures can be left out with `duplicates="skip"`' if fresh else _OTHERWISE[elsewhere]
+        raise Misuse(f"{disputed[0]}: which is it? {ways}")
     if not fresh and disputed:
         raise ConcmError("nothing is left to learn: other classes claim all of these pictures")
     remarks = [

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from concm.backbones.encoder import Encoder
 from concm.classifier.elsewhere import Elsewhere
-from concm.classifier.photos import Picture
+from concm.classifier.photos import Picture, spelling
 from concm.classifier.stream import Encoded, encoded
 from concm.data.images import Broken, BrokenPicture
 from concm.errors import ConcmError, Misuse
@@ -56,6 +56,11 @@ class Lesson:
     def only(self, names: Iterable[str]) -> Lesson:
         """The part of the lesson about these classes."""
         return replace(self, photos={name: self.photos[name] for name in names}, remarks=[])
+
+    def spelled(self, known: Iterable[str]) -> Lesson:
+        """The lesson with the names of known classes as they are kept."""
+        kept = spelling(known)
+        return replace(self, photos={kept(name): items for name, items in self.photos.items()})
 
     def without(self, known: Callable[[str], object]) -> Lesson:
         """The lesson without pictures whose digests are `known`, and without classes of which nothing is left then."""

@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -110,6 +110,13 @@ def checked_name(name: object) -> str:
     if name.lower() == UNKNOWN:
         raise Misuse(f"no class can be called {name!r}: that is what photos of no known class are called")
     return name
+
+
+def spelling(known: Iterable[str]) -> Callable[[str], str]:
+    """What gives a known name as it is kept, however its letters are composed; older stores have names as typed."""
+    exactly = dict.fromkeys(known)
+    composed = {unicodedata.normalize("NFC", name): name for name in exactly}
+    return lambda name: name if name in exactly else composed.get(unicodedata.normalize("NFC", name), name)
 
 
 def find_photos(words: Iterable[str | os.PathLike[str]]) -> list[Path | Zipped]:

@@ -155,6 +155,8 @@ def photo(
         raise ValueError("a photo is not stored as one")
     if proof is not None and proof != photo_proof(label, digest, rows, features, thumbnail):
         raise ValueError(f"the photo {label} is not what was written")
+    if not features:
+        raise ValueError(f"the photo {label} has no features")
     values = torch.frombuffer(bytearray(features), dtype=torch.float32)
     if not values.isfinite().all():
         raise ValueError(f"the photo {label} has values that are no numbers")

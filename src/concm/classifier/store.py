@@ -220,7 +220,8 @@ class Store:
         with self._reading() as db:
             wrong += [f"the database: {said}" for (said,) in db.execute("PRAGMA integrity_check") if said != "ok"]
             versions = [at for (at,) in db.execute("SELECT version FROM versions WHERE kept ORDER BY version")]
-            for row in db.execute(f"{PHOTOS} WHERE gone IS NULL OR rows"):
+            beyond = "gone <= (SELECT min(version) FROM versions WHERE kept)"  # undo: these have their digest alone
+            for row in db.execute(f"{PHOTOS} WHERE rows OR gone IS NULL OR NOT {beyond}"):
                 try:
                     photo(*row)
                 except ValueError as error:

@@ -21,7 +21,7 @@ from concm.classifier.duplicates import Duplicates, check_duplicates
 from concm.classifier.evaluation import evaluate, remarks
 from concm.classifier.folders import Similar
 from concm.classifier.lesson import Lesson
-from concm.classifier.photos import checked_name
+from concm.classifier.photos import checked_name, spelling
 from concm.classifier.prediction import Known, Prediction, check_rate
 from concm.classifier.store import Store
 from concm.classifier.stream import Encoded
@@ -208,13 +208,14 @@ class Desk:
         """Measure the classifier on labelled photos."""
         check_rate(unknown_rate)
         known = self.known()
-        names, truth = known.engine.names, [name for name, own in groups.items() for _ in own]
+        names, kept = known.engine.names, spelling(known.engine.names)
+        truth = [kept(name) for name, own in groups.items() for _ in own]
         features = torch.stack([seen.features for own in groups.values() for seen in own])
         base, photos = known.engine.memory.base, [seen.photo for own in groups.values() for seen in own]
         rated, have = (known.confidence, unknown_rate, known.version), self.taught()
         called, taught = [photo.name for photo in photos], sum(photo.digest in have for photo in photos)
         result = evaluate(known.scores(features), truth, names, base, *rated, photos=called, taught=taught)
-        return {**to_json(result), "remarks": remarks(result, names, groups, known.confidence.enough)}
+        return {**to_json(result), "remarks": remarks(result, names, truth, known.confidence.enough)}
 
     def export(self, what: str) -> Job:
         """Write a file that can be fetched when the job is done."""

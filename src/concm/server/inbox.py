@@ -22,6 +22,7 @@ from concm.errors import ConcmError, in_a_line, loading
 
 ROOM = 2000
 """So many photos that wait are kept, the newest, and so many of the others, which never take their room."""
+# `shown` is 0 for a photo that does not wait, else its turn: one that was known first may begin to wait later.
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS items (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL,"
     " digest TEXT NOT NULL UNIQUE, added TEXT NOT NULL, shown INTEGER NOT NULL,"
@@ -86,38 +87,41 @@ class Inbox:
         """Keep a photo, which may be there already; `shown` says that it waits for a name."""
         taught = self._taught()
         with self._using():
+            turn = self._db.execute("SELECT coalesce(max(shown), 0) + 1 FROM items").fetchone()[0] if shown else 0
             found = self._db.execute("SELECT id FROM items WHERE digest = ?", (photo.digest,)).fetchone()
             if found is not None:
-                self._db.execute("UPDATE items SET shown = max(shown, ?) WHERE id = ?", (shown, *found))
-                return int(found[0])
-            packed = photo.features.numpy().tobytes()
-            added = self._db.execute(
-                "INSERT INTO items (name, digest, added, shown, features, thumbnail) VALUES (?, ?, ?, ?, ?, ?)",
-                (photo.name, photo.digest, now(), shown, packed, photo.thumbnail),
-            )
+                number = int(found[0])
+                self._db.execute("UPDATE items SET shown = ? WHERE id = ? AND NOT shown", (turn, number))
+            else:
+                row = (photo.name, photo.digest, now(), turn, photo.features.numpy().tobytes(), photo.thumbnail)
+                added = self._db.execute(
+                    "INSERT INTO items (name, digest, added, shown, features, thumbnail) VALUES (?, ?, ?, ?, ?, ?)", row
+                )
+                number = int(added.lastrowid or 0)
             self._make_room(taught)
-            return int(added.lastrowid or 0)
+            return number
 
     def _make_room(self, taught: Set[str]) -> None:
         """Drop the oldest photos that do not wait, if there are too many of them, and so for those that wait."""
         if self._db.execute("SELECT count(*) FROM items").fetchone()[0] <= ROOM:
             return
-        waiting: list[int] = []
-        others: list[int] = []
-        for number, digest, shown in self._db.execute("SELECT id, digest, shown FROM items ORDER BY id"):
-            (waiting if shown and digest not in taught else others).append(number)
+        waiting: list[tuple[int, int]] = []
+        others: list[tuple[int, int]] = []
+        for number, digest, turn in self._db.execute("SELECT id, digest, shown FROM items"):
+            waits = turn and digest not in taught
+            (waiting if waits else others).append((turn if waits else 0, number))
         self.dropped += max(0, len(waiting) - ROOM)
-        gone = waiting[: max(0, len(waiting) - ROOM)] + others[: max(0, len(others) - ROOM)]
-        self._db.executemany("DELETE FROM items WHERE id = ?", [(number,) for number in gone])
+        gone = sorted(waiting)[: max(0, len(waiting) - ROOM)] + sorted(others)[: max(0, len(others) - ROOM)]
+        self._db.executemany("DELETE FROM items WHERE id = ?", [(number,) for _, number in gone])
 
     def waiting(self) -> list[Item]:
         """The photos that wait for a name, oldest first."""
         taught = self._taught()
         with self._using():
-            rows = self._db.execute("SELECT id, name, added, features, digest FROM items WHERE shown ORDER BY id")
+            found = "SELECT id, name, added, features, digest FROM items WHERE shown ORDER BY shown, id"
             return [
                 Item(number, name, added, _unpacked(features))
-                for number, name, added, features, digest in rows
+                for number, name, added, features, digest in self._db.execute(found)
                 if digest not in taught
             ]
 

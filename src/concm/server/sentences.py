@@ -9,7 +9,7 @@ _CHOICE = re.compile(r'`(duplicates|similar_names)="([a-z]+)"`')
 
 
 def refusal(sentence: str) -> dict[str, Any]:
-    """An error as JSON; where a field would let the same request pass, `choice` has it, for whoever asks people."""
-    said = {"error": _CHOICE.sub(r'`"\1": "\2"`', sentence)}
+    """An error as JSON; where a field answers what is asked back, `choice` has it, for whoever asks people."""
+    said = {"error": _CHOICE.sub(r'`"\1": "\2"`', sentence).replace("`move`", "`/api/photos/move`")}
     found = _CHOICE.search(sentence)
     return said if found is None else {**said, "choice": {found[1]: found[2]}}

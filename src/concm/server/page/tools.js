@@ -71,7 +71,7 @@ export async function change(path, body, done) {
   } catch (error) {
     const [field, value] = Object.entries(error.choice || {})[0] || [];
     const words = ANSWERS[field];
-    if (!words) return say(error.message || String(error), true);
+    if (!words) return say((error.message || String(error)).replace("`/api/photos/move`", "“Move” under Classes"), true);
     const again = el("button", { type: "button", onclick: () => change(path, { ...body, [field]: value }, done) }, words);
     say(`${error.message.replace(/`"[a-z_]+": "[a-z]+"`/, `“${words}”`)} `, true, again);
   }

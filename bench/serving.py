@@ -1,11 +1,11 @@
-"""Throughput and latency of `concm serve` at 1, 8 and 32 clients, beside the bare encoder, on one core.
+"""Throughput and latency of `concm serve` at 1, 8 and 32 clients, beside the bare encoder on one core.
 
     python bench/serving.py --json docs/results/serving.json
 
-The server runs in a process of its own on one core, and the clients in this one on the others. The encoder alone is
-measured by turns with it, on the same core: the store's own encoder, in the same runtime and on one thread, on one
-photo that is decoded already (its central square as bytes), and on a batch of 32; and, beside it, in torch. What
-decoding takes by itself is told too, since no answer can do without it.
+The server runs in a process of its own, first on one core, with the clients in this one on the others, and then on all
+cores, with the clients among them. The encoder alone is measured by turns with it, on one core: the store's own
+encoder, in the same runtime and on one thread, on one photo that is decoded already (its central square as bytes), and
+on a batch of 32; and, beside it, in torch. What decoding takes by itself is told too: no answer can do without it.
 """
 
 from __future__ import annotations
@@ -193,6 +193,18 @@ def measure(
     return {"encoder": own, "server": rows, "ratios": ratios}
 
 
+def told(where: str, result: dict[str, Any]) -> None:
+    """Print what was measured in one place."""
+    own = result["encoder"]
+    print(f"encoder alone: p50 {own['p50_ms']:.1f} ms a photo, {own['batch_per_second']:.0f} photos/s in batches of 32")
+    print(f"… in torch: p50 {own['torch_p50_ms']:.1f} ms a photo; decoding alone: {own['decode_p50_ms']:.1f} ms")
+    for row in result["server"]:
+        figures = f"p50 {row['p50_ms']:.1f} ms, p99 {row['p99_ms']:.1f} ms, {row['per_second']:.0f} photos/s"
+        print(f"on {where}, {row['clients']:>2} clients: {figures}")
+    ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in result["ratios"].items())
+    print(f"one photo through the API on {where} / the encoder alone on one: {ratios}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=6, help="for each number of clients")
@@ -204,26 +216,21 @@ def main() -> None:
         encoder_alone()
         return
     cores = os.sched_getaffinity(0)
-    pinned = ["taskset", "-c", str(max(cores)), sys.executable]
+    pinned = ["taskset", "-c", str(max(cores))]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    one = {**pipes, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    result: dict[str, Any] = {"cores": len(cores)}
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["CONCM_CACHE"] = folder
+        os.environ["CONCM_CACHE"] = one["env"]["CONCM_CACHE"] = folder
         make_store(Path(folder, "store"))
-        os.sched_setaffinity(0, cores - {max(cores)} or cores)
-        pipes["env"] = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = ["-m", "concm", "serve", str(Path(folder, "store")), "--port", "0", "--device", "cpu"]
-        with subprocess.Popen([*pinned, *command], **pipes) as server:
-            with subprocess.Popen([*pinned, __file__, "--encoder"], **pipes) as encoder:
-                result = measure(server, encoder, given.rounds, given.seconds)
-            server.terminate()
-    own = result["encoder"]
-    print(f"encoder alone: p50 {own['p50_ms']:.1f} ms a photo, {own['batch_per_second']:.0f} photos/s in batches of 32")
-    print(f"… in torch: p50 {own['torch_p50_ms']:.1f} ms a photo; decoding alone: {own['decode_p50_ms']:.1f} ms")
-    for row in result["server"]:
-        figures = f"p50 {row['p50_ms']:.1f} ms, p99 {row['p99_ms']:.1f} ms, {row['per_second']:.0f} photos/s"
-        print(f"{row['clients']:>2} clients: {figures}")
-    ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in result["ratios"].items())
-    print(f"one photo through the API / the encoder alone: {ratios}")
+        command = [sys.executable, "-m", "concm", "serve", str(Path(folder, "store")), "--port", "0", "--device", "cpu"]
+        for name, place, how in (("one_core", pinned, one), ("all_cores", [], pipes)):
+            os.sched_setaffinity(0, (cores - {max(cores)} if place else cores) or cores)
+            with subprocess.Popen([*place, *command], **how) as server:
+                with subprocess.Popen([*pinned, sys.executable, __file__, "--encoder"], **one) as encoder:
+                    result[name] = measure(server, encoder, given.rounds, given.seconds)
+                server.terminate()
+            told(name.replace("_", " "), result[name])
     if given.json:
         given.json.write_text(json.dumps(result, indent=1) + "\n")
 

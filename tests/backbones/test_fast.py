@@ -65,6 +65,18 @@ def test_both_runtimes_give_the_same_features_of_the_packaged_network():
     torch.testing.assert_close(found, encoder(pixels), rtol=0, atol=1e-5)
 
 
+def test_a_picture_that_is_lent_several_cores_has_the_same_features():
+    needs_runtime()
+    encoder = Encoder("lite", random_lite(0).fold(), natural(64), {}, 2).to(CPU)
+    pixels = torch.randint(0, 256, (1, encoder.transform.resize, encoder.transform.resize, 3), dtype=torch.uint8)
+    found = encoder(pixels)
+    assert "_shared" not in encoder._fast.__dict__
+    with cores.lend(2):
+        lent = encoder(pixels)
+    assert encoder._fast.__dict__["_shared"].get_session_options().intra_op_num_threads == 2
+    assert (found - lent).norm() < 1e-3 * found.norm()
+
+
 def test_an_encoder_in_use_goes_to_another_process_whose_runtime_it_takes(monkeypatch):
     needs_runtime()
     encoder = Encoder("lite", random_lite(0).fold(), natural(64), {}).to(CPU)

@@ -17,6 +17,7 @@ import httpx2
 import pytest
 import torch
 
+from concm.backbones import cores
 from concm.classifier.check import check
 from concm.classifier.classifier import Classifier
 from concm.classifier.store import Store
@@ -129,6 +130,30 @@ def test_requests_go_through_the_backbone_together(device):
     assert [one.result(20) for one in later[1:]] == [str(number) for number in range(1, PILE)]
     assert sizes == [1, PILE - 1]
     predictor.close()
+
+
+def test_a_photo_that_is_alone_is_lent_all_cores():
+    """Two that come at the same time have one each: the second waits for nobody, and the first one's are not taken."""
+    lent, begun, go = [], threading.Semaphore(0), threading.Event()
+
+    class Slow:
+        transform, workers, device = natural(16), 2, torch.device("cpu")
+
+        def __call__(self, pixels):
+            lent.append(cores.lent())
+            begun.release()
+            assert go.wait(20)
+            return torch.zeros(len(pixels), 3)
+
+    predictor = Predictor(Slow())
+    asked = []
+    for number in range(2):
+        asked.append(predictor.see(png("cat"), str(number), lambda seen: cores.lent()))
+        assert begun.acquire(timeout=20)
+    go.set()
+    assert [one.result(20) for one in asked] == lent == [2, 1]
+    predictor.close()
+    assert cores.lent() == 1
 
 
 def test_learning_does_not_keep_anybody_from_asking(program):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,12 +16,28 @@ T = TypeVar("T")
 R = TypeVar("R")
 AHEAD = 2
 """How many pieces of work lie ready for each thread."""
+_lent = threading.local()
 
 
 def budget() -> int:
     """The cores that this process may use, as far as torch may use them; one on a thread that has its share already."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, torch.get_num_threads())
+
+
+@contextmanager
+def lend(threads: int) -> Iterator[None]:
+    """So many cores for the one picture that this thread computes, because no other one is asked for."""
+    _lent.threads = threads
+    try:
+        yield
+    finally:
+        del _lent.threads
+
+
+def lent() -> int:
+    """How many cores this thread has for what it computes now."""
+    return getattr(_lent, "threads", 1)
 
 
 @contextmanager

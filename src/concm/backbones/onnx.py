@@ -54,12 +54,16 @@ class OnnxNetwork(nn.Module):
         return torch.from_numpy(np.concatenate(found))
 
 
-def session(model: bytes) -> InferenceSession:
-    """A network ready to run on the calling thread: who has several cores calls it from several threads."""
+def session(model: bytes, threads: int = 1) -> InferenceSession:
+    """A network ready to run on the calling thread: who has several cores calls it from several threads.
+
+    With more `threads`, they share the work on what is run; those that wait for others do so without using a core.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 

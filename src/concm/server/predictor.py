@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from concm.backbones.cores import lend
 from concm.backbones.encoder import Encoder
 from concm.classifier.photos import Photo
 from concm.classifier.stream import BATCH, PILE, Encoded
@@ -47,11 +48,13 @@ class _Asked:
 class Predictor:
     """A thread per core of a CPU, which decodes, encodes and answers what waits, a single photo at once.
 
-    A GPU has one thread, which takes more at a time, and others that decode for it.
+    A photo that is alone is lent all cores while they have nothing else to do. A GPU has one thread, which takes more
+    at a time, and others that decode for it.
     """
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
+        self._busy, self._mutex = 0, threading.Lock()
         self._queue: SimpleQueue[_Asked | None] = SimpleQueue()
         self._most = PILE if encoder.device.type == "cpu" else BATCH
         self._decoders = None if encoder.device.type == "cpu" else ThreadPoolExecutor(os.cpu_count() or 1, "decode")
@@ -79,12 +82,19 @@ class Predictor:
             torch.set_num_threads(1)  # each has its share of the cores
         while (first := self._queue.get()) is not None:
             pile = [first, *self._waiting()]
+            with self._mutex:
+                self._busy += 1
+                alone = self._busy == len(pile) == 1
             try:
-                self._answer(pile)
+                with lend(len(self._threads) if alone else 1):
+                    self._answer(pile)
             except BaseException as error:
                 for asked in pile:
                     if not asked.answer.done():
                         asked.answer.set_exception(error)
+            finally:
+                with self._mutex:
+                    self._busy -= 1
 
     def _waiting(self) -> Iterator[_Asked]:
         """The share of one thread of what waits by now."""

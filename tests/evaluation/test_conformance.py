@@ -23,6 +23,7 @@ torch.set_num_threads(1)  # bit for bit only holds for one number of threads
 
 
 SMALL = {
+    "alice": "width=128",
     "bidist": "iterations=20",
     "c_fscil": "steps=200",
     "mamba_fscil": "short,state=16,rank=16,inner=64,width=64",

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from concm.evaluation import conformance
 from concm.evaluation.conformance import CHECKS
@@ -22,6 +23,7 @@ torch.set_num_threads(1)  # bit for bit only holds for one number of threads
 
 
 SMALL = {
+    "alice": "width=128",
     "bidist": "iterations=20",
     "c_fscil": "steps=200",
     "mamba_fscil": "short,state=16,rank=16,inner=64,width=64",
@@ -131,6 +133,32 @@ class OfShots(Turner):
     def learn(self, session):
         super().learn(session)
         self.keep(session.features)
+
+
+class Directions(NCM):
+    """It keeps some directions of each class, in which its images differ: at most 16, and 4 of a novel class."""
+
+    kept = ("prototypes", "directions")
+
+    def fit_base(self, base):
+        super().fit_base(base)
+        self.directions = torch.cat([self.of(base, label)[:16] for label in base.classes])
+
+    def learn(self, session):
+        super().learn(session)
+        self.directions = torch.cat([self.directions, *(self.of(session, label)[:4] for label in session.classes)])
+
+    def of(self, session, label):
+        own = session.features[session.labels == label]
+        return torch.linalg.svd(own - own.mean(0), full_matrices=False).Vh
+
+
+class Normed(NCM):
+    """A network of its has buffers, which are no data: the vectors of its spectral norm."""
+
+    def build(self):
+        self.layer = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(self.dimension, self.dimension)))
+        self.layer.append(nn.BatchNorm1d(self.dimension)).eval()
 
 
 class Careless(NCM):
@@ -255,6 +283,17 @@ def test_an_engine_with_a_constant_of_one_s_own_holds_out_no_image_by_itself():
     choice = choose("concm:novel_bias=0.1,replay=0")
     assert choice.needs[-1] == "exemplars: base images that a bank holds out"
     assert len(Course(choice).method.state_dict()["memory.held"]) == 0
+
+
+def test_a_state_with_a_bound_keeps_no_images():
+    course = Course(Choice("mine", Entry("mine", "mine", "", Directions, None, ()), None))
+    conformance.it_keeps_no_image_that_it_does_not_declare(course)
+
+
+def test_buffers_of_networks_count_as_memory_and_statistics_of_norms_do_not():
+    method = (course := Course(Choice("mine", Entry("mine", "mine", "", Normed, None, ()), None))).method
+    conformance.memory_is_all_that_the_state_holds(course)
+    assert method.memory_bytes == method.prototypes.nbytes + 2 * 4 * method.dimension
 
 
 def test_a_network_of_pictures_that_is_not_counted_is_caught():

@@ -11,7 +11,17 @@ from concm.errors import ConcmError
 from concm.evaluation.given import Given
 from concm.evaluation.paired import deviation, interval
 from concm.evaluation.results import Curve, Result
-from concm.evaluation.statistics import CONTROL, Official, Row, Table, difference, ranks, rows
+from concm.evaluation.statistics import (
+    CONTROL,
+    Official,
+    Row,
+    Table,
+    difference,
+    mean_over,
+    ranks,
+    rows,
+    shared_draws,
+)
 from tests.support.data import make_bank
 from tests.support.runs import CURVE, RUN, figures, made
 
@@ -110,6 +120,18 @@ def test_the_control_is_never_above_its_own_curve():
     assert row.above_curve == 0
 
 
+def test_heights_are_above_the_curve_as_it_is_and_only_rows_keep_it_rounded():
+    """Accuracies are no round numbers: rounding the curve moved its ends, and the control beside it."""
+    thirds = Curve([0.0, 0.1, 0.2], [80.0, 70.0, 200 / 3], [10.0, 100 / 3, 140 / 3])
+    control = made(CONTROL, *RUN[:2], figures(2, 66.0, 200 / 3, 140 / 3, 30.0, trade_off=thirds))
+    inside = made("some", *RUN[:2], figures(2, 66.0, 70.0, 100 / 3, 30.0))
+    row, some = rows([control, inside])
+    assert row.above_curve == 0
+    assert some.above_curve == pytest.approx(0, abs=1e-12)
+    assert row.trade_off == Curve([0.0, 0.1, 0.2], [80.0, 70.0, 66.6667], [10.0, 33.3333, 46.6667])
+    assert rows([control] * 3)[0].above_curve == pytest.approx(0, abs=1e-9)
+
+
 def test_an_interval_is_students_and_narrows_with_the_draws():
     values = [1.0, 2.0, 3.0]
     assert interval(values) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5))
@@ -153,6 +175,37 @@ def test_ties_share_a_rank_and_the_next_one_is_counted_on():
     found = [drawn("c", 40.0, 41.0), drawn("a", 50.0, 52.0), drawn("b", 50.1, 51.5)]
     assert ranks(found, "ahm") == {"a": 1, "b": 1, "c": 3}
     assert ranks([replace(row, by_draw={}) for row in found], "ahm") == {"a": 1, "b": 2, "c": 3}
+
+
+def test_ranks_are_by_the_draws_that_all_rows_have():
+    """The row with fewer draws has the higher mean only because its draws are the easy ones."""
+    many, few = drawn("many", 64.0, 66.0, 58.0, 59.0), drawn("few", 62.0, 64.0)
+    assert many.ahm < few.ahm
+    assert shared_draws([many, few], "ahm") == [0.0, 1.0]
+    assert [mean_over(row, "ahm", [0.0, 1.0]) for row in (many, few)] == [65.0, 63.0]
+    assert ranks([few, many], "ahm") == {"many": 1, "few": 2}
+    assert ranks([replace(few, by_draw={}), many], "ahm") == {"few": 1, "many": 2}, "older files know no draws"
+
+
+def test_a_row_of_a_single_draw_does_not_narrow_the_draws_of_the_others():
+    better, worse, one = drawn("better", 50.0, 55.0, 57.0), drawn("worse", 51.0, 52.0, 53.0), drawn("one", 60.0)
+    assert shared_draws([one, better, worse], "ahm") == [0.0, 1.0, 2.0]
+    assert [mean_over(row, "ahm", [0.0, 1.0, 2.0]) for row in (better, worse, one)] == [54.0, 52.0, 60.0]
+    assert shared_draws([one, drawn("another", 61.0)], "ahm") == [0.0]
+
+
+def test_rows_without_a_common_draw_rank_by_their_own_means():
+    one, two = drawn("one", 50.0, 51.0), drawn("two", 60.0, 61.0, first=5)
+    assert shared_draws([one, two], "ahm") == []
+    assert ranks([one, two], "ahm") == {"two": 1, "one": 2}
+
+
+def test_one_that_is_above_the_first_over_more_draws_shares_its_rank():
+    """The first two draws, which all three have, put the worse of the other two ahead by chance."""
+    better = drawn("better", 50.0, 50.0, 59.0, 58.0, 60.0, 59.0, 58.5, 59.5)
+    worse = drawn("worse", 50.5, 50.5, 50.0, 50.0, 50.0, 50.0, 50.0, 50.0)
+    assert not difference(better, worse, "ahm").tie
+    assert ranks([better, worse, drawn("few", 30.0, 30.1)], "ahm") == {"worse": 1, "better": 1, "few": 3}
 
 
 def test_rows_keep_the_order_of_the_methods_and_without_the_control_have_no_height():

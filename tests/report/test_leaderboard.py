@@ -142,6 +142,42 @@ def test_rows_of_the_same_bank_stand_in_one_table_with_their_own_numbers_of_draw
     assert "`teen` −6.00 (−6.00 to −6.00)" in against  # of the two draws that both have, and not of the rows' means
 
 
+def drawn(method: str, *values: float, first: int = 0) -> Row:
+    draws = [float(first + at) for at in range(len(values))]
+    return row(method, sum(values) / len(values), by_draw={"draw": draws, "ahm": list(values)})
+
+
+def order(found: list[str], title: str) -> list[tuple[str, str]]:
+    """The ranks and methods of a table, from above."""
+    rows = [words.split(" | ") for words in under(found, title) if words.startswith("| ") and "`" in words]
+    return [(cells[0].strip("| "), cells[1].strip("`")) for cells in rows]
+
+
+def test_rows_stand_and_rank_by_the_draws_that_all_of_them_have_and_print_the_mean_of_all_their_own():
+    """The first draws are easy: over those that both have, the row with more of them is the better one."""
+    engine, few = drawn("concm", 64.0, 66.0, 58.0, 59.0), drawn("teen", 62.0, 64.0)
+    shown = leaderboard.page(table(engine, few, drawn("ncm", 50.0, 51.0)), [], "x.png").splitlines()
+    assert order(shown, "On one shared, frozen backbone") == [("1", "concm"), ("2", "teen"), ("3", "ncm")]
+    assert "61.75 ± " in line(under(shown, "On one shared, frozen backbone"), "| 1 | `concm`")
+    equal = leaderboard.page(table(engine, replace(few, method="equal:teen")), [], "x.png").splitlines()
+    assert order(equal, "On equal footing") == [("1", "concm"), ("2", "equal:teen")]
+    assert "over the draws that all ranked rows of the table have" in shown[2]
+    assert "no known draw in common" not in "".join([*shown, *equal])
+
+
+def test_rows_without_a_common_draw_stand_by_their_own_means_which_is_said():
+    rows = (drawn("concm", 60.0, 61.0), drawn("teen", 62.0, 64.0, first=5))
+    shown = under(leaderboard.page(table(*rows), [], "x.png").splitlines(), "On one shared, frozen backbone")
+    assert order(shown, "On one shared, frozen backbone") == [("1", "teen"), ("2", "concm")]
+    assert line(shown, "These rows have no known draw in common")
+
+
+def test_a_reference_with_fewer_draws_does_not_change_the_order_of_ranked_rows():
+    rows = (drawn("concm", 60.0, 61.0, 62.0), drawn("teen", 60.5, 61.4, 60.0), drawn("joint", 70.0, 71.0))
+    shown = leaderboard.page(table(*rows), [], "x.png").splitlines()
+    assert order(shown, "On one shared, frozen backbone") == [("–", "joint"), ("1", "concm"), ("1", "teen")]
+
+
 def test_a_method_for_other_data_stands_apart_from_the_ranking():
     own = table(row("pa", 20.0), row("ncm", 23.0), recipe={**CLOSER, "method": "pa"})
     found = under(leaderboard.page(SHARED, [own], "x.png").splitlines(), "Methods with a base session of their own")
@@ -294,10 +330,13 @@ def test_heights_over_another_control_than_the_shared_one_are_left_out():
         assert cells[5] == height
 
 
-def test_a_row_that_is_near_by_session_but_ends_elsewhere_is_not_called_reproduced():
-    ends = replace(row("orco", 57.12, 52.19), last_base=90.0, last_novel=20.0)
+@pytest.mark.parametrize(
+    ("base", "novel", "off"), [(90.0, 20.0, "base and novel"), (60.0, 48.0, "base"), (52.0, 44.0, "novel")]
+)
+def test_a_row_that_is_near_by_session_but_ends_elsewhere_is_not_called_reproduced(base, novel, off):
+    ends = replace(row("orco", 57.12, 52.19), last_base=base, last_novel=novel)
     found = under(leaderboard.page(table(ends), [], "x.png").splitlines(), "Beside their papers")
-    assert line(found, "| `orco`").endswith("| near session by session, but not in its last base and novel accuracy |")
+    assert line(found, "| `orco`").endswith(f"| near session by session, but not in its last {off} accuracy |")
 
 
 def test_a_method_without_a_printed_row_is_named_and_has_its_remark(monkeypatch):

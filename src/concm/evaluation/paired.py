@@ -26,6 +26,14 @@ def deviation(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
+def by_draw(values: Sequence[float], draws: Sequence[int]) -> list[float]:
+    """The mean of each draw's values, over its seeds: seeds repeat a draw and are no further ones."""
+    return [
+        float(np.mean([value for value, own in zip(values, draws, strict=True) if own == draw]))
+        for draw in dict.fromkeys(draws)
+    ]
+
+
 @dataclass(frozen=True)
 class Difference:
     """By how much one row lies above another on the same draws: the mean, and its 95 % interval over the draws."""

@@ -12,12 +12,12 @@ import numpy as np
 
 from concm.errors import loading
 from concm.evaluation import published
+from concm.evaluation.curves import above_curve, mean_curve, rounded
 from concm.evaluation.given import Given
-from concm.evaluation.paired import Difference, deviation, interval
+from concm.evaluation.paired import Difference, by_draw, deviation, interval
 from concm.evaluation.results import ClassMeans, Curve, Cut, Result
 from concm.features.bank import Bank
 from concm.files import write_whole
-from concm.metrics import novel_at
 from concm.records import from_json, to_json
 
 CONTROL = "ncm_metric"
@@ -87,12 +87,12 @@ class Row:
             return None if getattr(summaries[0], name) is None else mean(name)
 
         def spread(name: str) -> float:
-            return deviation(_by_draw([getattr(entry, name) for entry in summaries], draws))
+            return deviation(by_draw([getattr(entry, name) for entry in summaries], draws))
 
         def by_session(name: str) -> list[float]:
             return [float(np.mean([getattr(run[at], name) for run in sessions])) for at in range(len(sessions[0]))]
 
-        matched, above = sessions[0][-1].smr is not None, _above(results, control)
+        matched, above = sessions[0][-1].smr is not None, above_curve(results, control)
         return cls(
             method=results[0].heading.label,
             **{name: mean(name) for name in ("ahm", "fa", "base_acc", "pd", "nacc", "ber", "seconds")},
@@ -108,14 +108,14 @@ class Row:
                 float(np.mean([entry.class_means.ahm for entry in summaries])),
                 float(np.mean([entry.class_means.fa for entry in summaries])),
             ),
-            trade_off=_mean_curve([run[-1].trade_off for run in sessions]),
+            trade_off=rounded(mean_curve([run[-1].trade_off for run in sessions])),
             runs=len(results),
             device=results[0].heading.environment["device"],
             above_curve=float(np.mean(above)) if above else None,
             above_interval=interval(above),
             by_draw={
                 "draw": [float(draw) for draw in dict.fromkeys(draws)],
-                **{name: _by_draw([getattr(entry, name) for entry in summaries], draws) for name in ("ahm", "fa")},
+                **{name: by_draw([getattr(entry, name) for entry in summaries], draws) for name in ("ahm", "fa")},
                 **({"above_curve": above} if above else {}),
             },
             by_session={name: by_session(name) for name in ("acc", "acc_base", "acc_novel", "ber")},
@@ -143,52 +143,37 @@ def _named_draws(row: Row, name: str) -> dict[float, float]:
     return dict(zip(draws or list(map(float, range(len(values)))), values, strict=True))
 
 
-def ranks(rows: Sequence[Row], name: str) -> dict[str, int]:
-    """The rank of each method by `name`, 1 for the best; one that ties with the first of a rank shares it.
+def shared_draws(rows: Sequence[Row], name: str) -> list[float]:
+    """The draws of `name` that all rows have; those of a single draw do not narrow it, unless there are no others."""
+    known = [draws for row in rows if (draws := _named_draws(row, name))]
+    several = [draws for draws in known if len(draws) > 1] or known
+    return [draw for draw in several[0] if all(draw in draws for draws in several)] if several else []
 
-    A tie is a paired difference whose interval contains zero. Rows without values by draw tie with nobody.
+
+def mean_over(row: Row, name: str, draws: Sequence[float]) -> float:
+    """A row's mean of `name` over these draws, by which rows are ordered; its own where it does not have them all."""
+    values = _named_draws(row, name)
+    if not draws or not values.keys() >= set(draws):
+        return float(getattr(row, name))
+    return float(np.mean([values[draw] for draw in draws]))
+
+
+def ranks(rows: Sequence[Row], name: str) -> dict[str, int]:
+    """The rank of each method by its mean over the shared draws, 1 for the best.
+
+    One shares the rank of the first of a rank unless that is above it by a paired difference, over all draws that both
+    have, whose interval does not reach zero. Rows without values by draw share no rank.
     """
+    draws = shared_draws(rows, name)
     found: dict[str, int] = {}
     first: Row | None = None
-    for place, row in enumerate(sorted(rows, key=lambda row: -float(getattr(row, name))), 1):
+    for place, row in enumerate(sorted(rows, key=lambda row: -mean_over(row, name, draws)), 1):
         apart = difference(first, row, name) if first is not None else None
-        if first is None or apart is None or not apart.tie:
+        if first is None or apart is None or (apart.mean > 0 and not apart.tie):
             first, found[row.method] = row, place
         else:
             found[row.method] = found[first.method]
     return found
-
-
-def _above(results: Sequence[Result], control: Sequence[Result]) -> list[float]:
-    """Points of novel accuracy over the control's curve of the same draw, for every draw; none if one has no point."""
-    curves = {
-        draw: _mean_curve([result.sessions[-1].trade_off for result in control if result.heading.draw == draw])
-        for draw in {result.heading.draw for result in control}
-    }
-    found = []
-    for result in results:
-        curve, last = curves.get(result.heading.draw), result.sessions[-1]
-        if curve is None or not min(curve.base) <= last.acc_base <= max(curve.base):
-            return []
-        found.append(last.acc_novel - novel_at(last.acc_base, curve.base, curve.novel))
-    return _by_draw(found, [result.heading.draw for result in results])
-
-
-def _by_draw(values: Sequence[float], draws: Sequence[int]) -> list[float]:
-    """The mean of each draw's values, over its seeds: seeds repeat a draw and are no further ones."""
-    return [
-        float(np.mean([value for value, own in zip(values, draws, strict=True) if own == draw]))
-        for draw in dict.fromkeys(draws)
-    ]
-
-
-def _mean_curve(curves: Sequence[Curve | None]) -> Curve | None:
-    """The mean of curves, with as many digits as they mean anything, since tables are mostly such numbers."""
-    known = [curve for curve in curves if curve is not None]
-    if not known:
-        return None
-    names = ("bias", "base", "novel")
-    return Curve(*(np.mean([getattr(curve, name) for curve in known], 0).round(4).tolist() for name in names))
 
 
 def rows(results: Sequence[Result]) -> list[Row]:

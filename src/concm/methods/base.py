@@ -12,6 +12,9 @@ from torch import Tensor
 from concm.engine.state import Stateful, count_bytes
 from concm.features.sessions import BaseSession, Session
 
+NORMS = ("running_mean", "running_var", "num_batches_tracked")
+"""Names of the statistics of norms in networks, which count neither as memory nor as parameters."""
+
 
 class Method(Protocol):
     """What the protocol asks of every method: three verbs, and a state that can be saved and loaded."""
@@ -61,7 +64,7 @@ class Learner(Stateful):
 
     values: ClassVar[tuple[str, ...]] = ("dimension", "base", "layout")
     kept: ClassVar[tuple[str, ...]] = ()
-    "Names of the tensors that hold data and are counted by `memory_bytes`."
+    "Names of the tensors that hold data; `memory_bytes` counts them, beside buffers of networks."
     copies: ClassVar[tuple[str, ...]] = ()
     "Names of the networks that repeat another, or the backbone as it is; `parameter_count` leaves them out."
 
@@ -95,8 +98,15 @@ class Learner(Stateful):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of data that are kept between sessions."""
-        return count_bytes(getattr(self, name) for name in self.kept)
+        """Bytes of data kept between sessions: what `kept` names, and buffers of networks that are no copies."""
+        inner = [
+            value
+            for child, network in self.named_children()
+            if child not in self.copies
+            for name, value in network.named_buffers()
+            if not name.endswith(NORMS)
+        ]
+        return count_bytes([*(getattr(self, name) for name in self.kept), *inner])
 
     @property
     def parameter_count(self) -> int:

@@ -26,7 +26,6 @@ from concm.engine.calibration import CalibrationSettings, Calibrator, attribute_
 from concm.engine.descent import SGD, Feed, descend, half_cosine, warmed_cosine
 from concm.engine.memory import class_sums, spread
 from concm.engine.projector import Projector
-from concm.engine.state import count_bytes
 from concm.features.sessions import BaseSession, Session
 from concm.methods.base import Learner
 from concm.methods.registry import EXEMPLARS, NAMES, VIEWS, method
@@ -177,11 +176,6 @@ class ConCMPublished(Learner):
         with torch.no_grad():
             vectors: Tensor = self.projector(features.to(self.device))
         return vectors @ self.structure.T
-
-    @property
-    def memory_bytes(self) -> int:
-        """What is kept of the data, and the attributes' prototypes and word vectors."""
-        return super().memory_bytes + (0 if self.calibrator is None else count_bytes(self.calibrator.buffers()))
 
     def loss(self, vectors: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
         """L_Match + L_Cont (Eq. 13 to 15), in which the structure vectors of the classes `anchors` take part."""

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from concm.engine.memory import class_statistics
 from concm.engine.metric import Metric
-from concm.engine.state import count_bytes
 from concm.features.sessions import BaseSession, Session
 from concm.methods.base import Learner
 from concm.methods.registry import VIEWS, method
@@ -63,8 +62,3 @@ class NCMMetric(Learner):
         """Cosine to every prototype in the metric."""
         found: Tensor = self.metric(features.to(self.device)) @ self.prototypes.T
         return found
-
-    @property
-    def memory_bytes(self) -> int:
-        """Prototypes and metric."""
-        return super().memory_bytes + count_bytes(self.metric.buffers())

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from concm.evaluation.paired import Difference
-from concm.evaluation.statistics import Row, Table, difference, ranks
+from concm.evaluation.statistics import Row, Table, difference
 from concm.files import write_whole
 from concm.methods.registry import EQUAL
 from concm.report import figures
 from concm.report import leaderboard_papers as papers
 from concm.report.cells import COSTS, MEASURED, apart, by_session, cells, costs, line, mark, ruled
 from concm.report.leaderboard_papers import OURS
-from concm.report.leaderboard_tables import group, own, table, tuning, with_own_base_session
+from concm.report.leaderboard_tables import group, own, placed, table, tuning, with_own_base_session
 from concm.report.provenance import backbone, draws, given, ran
 from concm.report.remarks import reading
 
@@ -67,9 +67,11 @@ def _beginning(found: Table, picture: str) -> list[str]:
         f"{cut.base} base classes, then {cut.sessions} sessions of {cut.way}-way {cut.shot}-shot. Figures are means ± "
         f"standard deviations (of a sample) of {draws(found)} of the shots, which are the same for every method of a "
         "table. Differences are paired by draw, with their 95 % interval over the draws that both have; where it "
-        "contains zero, methods tie, and one that ties with the first of a rank shares it. Settings are those of the "
-        "papers or, where the file of a method says so, chosen here. Published figures are those of the table in the "
-        "ConCM paper: one draw, and each method with a backbone of its own.",
+        "contains zero, methods tie, and one that ties with the first of a rank shares it. Where there are ranks, rows "
+        "stand in the order of their mean AHM over the draws that all ranked rows of the table have (one of a single "
+        "draw by that one), while the printed mean is over all draws of the row. Settings are those of the papers or, "
+        "where the file of a method says so, chosen here. Published figures are those of the table in the ConCM paper: "
+        "one draw, and each method with a backbone of its own.",
         "",
         f"![Base and novel accuracy after the last session]({picture})",
         "",
@@ -144,12 +146,12 @@ def _equal(found: Table) -> list[str]:
         *ruled("rank", "method", *MEASURED, "AHM added"),
     ]
     compared = [*rows, *(row for row in found.rows if row.method == OURS)]
-    places = ranks(compared, "ahm")
-    for row in sorted(compared, key=lambda row: -row.ahm):
+    places, note = placed(compared, compared)
+    for rank, row in places:
         plain = found.row(row.method.removeprefix(EQUAL)) if _level(row) else None
         gain = None if plain is None else _lead(row, plain, "ahm")[0]
-        lines.append(line(str(places[row.method]), mark(row.method), *cells(row), "–" if gain is None else apart(gain)))
-    return [*lines, ""]
+        lines.append(line(rank, mark(row.method), *cells(row), "–" if gain is None else apart(gain)))
+    return [*lines, *note, ""]
 
 
 def _level(row: Row) -> bool:
@@ -194,7 +196,10 @@ def _lead(row: Row, other: Row, name: str) -> tuple[Difference, bool]:
 def _by_session(found: Table, rows: list[Row]) -> list[str]:
     """Harmonic means session by session, as the papers print them."""
     heads = ruled("method", "base", *(str(at + 1) for at in range(found.cut.sessions)), "AHM")
-    about = "Accuracy after the base session, then the harmonic mean of base and novel accuracy after each session."
+    about = (
+        "Accuracy after the base session, then the harmonic mean of base and novel accuracy after each session. Rows "
+        "stand in the order of the AHM that is printed."
+    )
     body = [line(mark(row.method), *by_session(row)) for row in sorted(rows, key=lambda row: -row.ahm)]
     return ["## By session", "", about, "", *heads, *body, ""]
 

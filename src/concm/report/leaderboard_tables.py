@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concm.evaluation.statistics import Row, Table, ranks
+from concm.evaluation.statistics import Row, Table, mean_over, ranks, shared_draws
 from concm.methods.registry import known
 from concm.report.cells import MEASURED, cells, heads_of_official, line, mark, official, ruled
 from concm.report.leaderboard_papers import OURS, PLAIN, ahm
@@ -13,19 +13,25 @@ from concm.report.reproduction import printed
 def table(found: Table, rows: list[Row]) -> list[str]:
     """Rows of one bank by AHM, with their ranks, beside what is published."""
     ranked = [row for row in rows if group(row.method) != "reference" and meant(row.method, found.scenario)]
-    places = ranks(ranked, "ahm")
+    places, note = placed(rows, ranked)
     more = heads_of_official(rows)
     lines = ruled("rank", "method", *MEASURED, *more, "published AHM / FA")
-    for row in sorted(rows, key=lambda row: -row.ahm):
+    for rank, row in places:
         entry = printed(found, row)
         there = "–" if entry is None else f"{entry.ahm} / {entry.fa}"
         measured = (*cells(row), *(official(row) for _ in more))
-        lines.append(line(str(places.get(row.method, "–")), mark(row.method), *measured, there))
-    return (
-        [*lines, "", "Official figures have the shots of the published lists, as papers report them."]
-        if more
-        else lines
-    )
+        lines.append(line(rank, mark(row.method), *measured, there))
+    about = ["", "Official figures have the shots of the published lists, as papers report them."] if more else []
+    return [*lines, *note, *about]
+
+
+def placed(rows: list[Row], ranked: list[Row]) -> tuple[list[tuple[str, Row]], list[str]]:
+    """Rows by AHM over the draws that all of those with a rank share, each with its rank; and where they share none."""
+    draws, places = shared_draws(ranked, "ahm"), ranks(ranked, "ahm")
+    order = sorted(rows, key=lambda row: -mean_over(row, "ahm", draws))
+    alone = "These rows have no known draw in common, so each stands where the mean over its own draws puts it."
+    note = [] if draws or len(ranked) < 2 else ["", alone]
+    return [(str(places.get(row.method, "–")), row) for row in order], note
 
 
 def tuning(tuned: list[Table]) -> list[str]:

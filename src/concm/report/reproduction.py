@@ -35,14 +35,19 @@ class Verdict:
     @property
     def reproduced(self) -> bool:
         """Whether it also ends with the printed row's base and novel accuracy, as far as these are known."""
-        last = (self.last_base, self.last_novel)
-        return self.near and all(value is None or abs(value) <= NEAR for value in last)
+        return self.near and not self._off
+
+    @property
+    def _off(self) -> list[str]:
+        """Which accuracies at the end are not the printed row's."""
+        last = {"base": self.last_base, "novel": self.last_novel}
+        return [name for name, value in last.items() if value is not None and abs(value) > NEAR]
 
     @property
     def words(self) -> str:
         """The verdict as the page says it."""
-        if self.near and not self.reproduced:
-            return "near session by session, but not in its last base and novel accuracy"
+        if self.near and self._off:
+            return f"near session by session, but not in its last {' and '.join(self._off)} accuracy"
         return f"reproduced within {NEAR:g} points" if self.reproduced else "not reproduced"
 
     @classmethod

@@ -30,7 +30,7 @@ from concm.files import content_digest, replacing, save_tensors
 from concm.records import to_json
 
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
-HEAD = tuple(item.name for item in fields(Head) if item.name not in ("metric", "weights"))
+HEAD = tuple(item.name for item in fields(Head) if item.name not in ("metric", "weights", "reach"))
 OUTPUTS = ("probabilities", "familiarity")
 
 
@@ -54,6 +54,7 @@ def about(seen_by: Identity, engine: Engine, confidence: Confidence, version: in
     network has in it, encoder and metric, stands there too, for a structure goes with no other.
     """
     head, thresholds = engine.head, {f"{rate:g}": max(confidence.threshold(rate), -1e30) for rate in RATES}
+    metric = b"".join(value.cpu().numpy().tobytes() for value in (*head.metric, head.weights))
     return {
         "labels": engine.names,
         "base": engine.memory.base,
@@ -61,7 +62,7 @@ def about(seen_by: Identity, engine: Engine, confidence: Confidence, version: in
         "unknown_below": thresholds,
         "quantiles": confidence.quantiles.tolist(),
         "encoder": to_json(seen_by),
-        "metric": content_digest(b"".join(value.cpu().numpy().tobytes() for value in (*head.metric, head.weights))),
+        "metric": content_digest(metric + (f"{head.reach:g}".encode() if head.reach else b"")),
     }
 
 
@@ -121,18 +122,19 @@ class _Whole(nn.Module):
         super().__init__()
         self.network, self.transform = encoder.network, encoder.transform
         self.blocks, self.turns, self.looks = encoder.blocks, encoder.turns, encoder.looks
-        self.weights = nn.Buffer(head.weights)
+        self.weights, self.reach = nn.Buffer(head.weights), head.reach
         self.readings = len(head.metric)
         for at, matrix in enumerate(head.metric):
             self.register_buffer(f"matrix{at}", matrix)
 
     def forward(self, pixels: Tensor, *known: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities and familiarity, as the classifier computes them."""
-        *head, offset, centre, width, temperature = known
+        *parts, offset, centre, width, temperature = known
         looks = looks_at(pixels, self.transform, self.looks)
         features = read(self.network, looks, blocks=self.blocks, turns=self.turns)
         metric = tuple(self.get_buffer(f"matrix{at}") for at in range(self.readings))
-        scores = Head(metric=metric, weights=self.weights, **dict(zip(HEAD, head, strict=True)))(features)
+        head = Head(metric=metric, weights=self.weights, reach=self.reach, **dict(zip(HEAD, parts, strict=True)))
+        scores = head(features)
         return (scores / temperature).softmax(1), familiarity(scores, offset, centre, width)
 
 

@@ -7,7 +7,7 @@ base photos are compared by metrics that were learned from others: each third of
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from concm.classifier.album import Album
 from concm.classifier.prediction import Known
-from concm.engine.metric import Metric
+from concm.engine.metric import Metric, softened
 from concm.engine.operating import taken_together
 from concm.features.sessions import BaseSession, Session
 from concm.progress import track
@@ -30,11 +30,15 @@ ENOUGH = 2
 
 @dataclass(frozen=True)
 class View:
-    """All photos (n, d) and prototypes (classes, d) in one metric, by which the photos `rows` are judged."""
+    """All photos (n, d) and prototypes (classes, d) in one metric, by which the photos `rows` are judged.
+
+    `reach` is the head's.
+    """
 
     rows: Tensor
     units: Tensor
     prototypes: Tensor
+    reach: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -124,8 +128,9 @@ def _judged(view: View, album: Album, bias: Tensor, groups: Tensor, sizes: Tenso
         mean = alike.sum(1) / left
         variance = (alike.square().sum(1) / left - mean.square()) * left / (left - 1)
         rest = sums[own] - torch.where(several, together[groups[rows]], units[rows])
-        score = torch.where(left > 0, (units[rows] * F.normalize(rest)).sum(1) + bias[own], torch.nan)
-        scores = (units[rows] @ view.prototypes.T + bias).scatter(1, own[:, None], score[:, None])
+        shown = softened(units[rows], view.reach)
+        score = torch.where(left > 0, (shown * F.normalize(rest)).sum(1) + bias[own], torch.nan)
+        scores = (shown @ view.prototypes.T + bias).scatter(1, own[:, None], score[:, None])
         table = torch.full_like(scores, -1.0)
         nearest = table.scatter_reduce(1, labels.expand(len(rows), -1), cosines.masked_fill(gone, -1.0), "amax")
         yield mean, torch.where(left > 1, variance, torch.nan), scores, nearest
@@ -133,7 +138,8 @@ def _judged(view: View, album: Album, bias: Tensor, groups: Tensor, sizes: Tenso
 
 def _views(album: Album, known: Known, groups: Tensor) -> list[View]:
     """The metric for photos that it was not learned from, and for each part of the others one of the other parts."""
-    engine, whole = known.engine, View(torch.arange(len(album.labels)), album.units, known.head.prototypes.cpu())
+    engine, reach = known.engine, known.head.reach
+    whole = View(torch.arange(len(album.labels)), album.units, known.head.prototypes.cpu(), reach)
     base = album.labels < engine.memory.base
     layout = tuple(matrix.shape[1] for matrix in known.head.metric)
     shrinkage = engine.settings.whitening
@@ -141,12 +147,12 @@ def _views(album: Album, known: Known, groups: Tensor) -> list[View]:
         return [whole]
     names, parts = tuple(engine.names[: engine.memory.base]), _parts(album.labels, groups)
     taught = Session(0, range(len(names)), names, album.features[base], album.labels[base], layout=layout)
-    views = [View((~base).nonzero().flatten(), whole.units, whole.prototypes)]
+    views = [replace(whole, rows=(~base).nonzero().flatten())]
     for part in track(range(FOLDS), "learning metrics"):
         metric = Metric.whitening(BaseSession.of(taught), shrinkage, parts[base] != part)
         units = metric(album.features)
         sums = torch.zeros_like(whole.prototypes).index_add(0, album.labels, units)
-        views.append(View((base & (parts == part)).nonzero().flatten(), units, F.normalize(sums)))
+        views.append(View((base & (parts == part)).nonzero().flatten(), units, F.normalize(sums), reach))
     return views
 
 

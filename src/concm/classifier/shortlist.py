@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from concm.engine.head import Head
+from concm.engine.metric import softened
 
 NEAR = 64
 """Classes of each photo whose scores are exact."""
@@ -29,7 +30,7 @@ class Shortlist:
 
     def scores(self, features: Tensor) -> Tensor:
         """Scores (n, classes)."""
-        head, unit = self._head, self._head.read(features)
+        head, unit = self._head, softened(self._head.read(features), self._head.reach)
         rough = (unit.bfloat16() @ self._rough.T).float() + head.bias
         near = rough.topk(min(NEAR, rough.shape[1]), 1).indices
         exact = torch.einsum("nd,nkd->nk", unit, head.prototypes[near]) + head.bias[near]

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concm.engine import calibration, geometry, losses
+from concm.engine import calibration, geometry, losses, neighbours
 from concm.engine.calibration import Calibrator
 from concm.engine.descent import AdamW, descend, warmed_cosine
 from concm.engine.head import Head
@@ -52,7 +53,8 @@ class Engine(Stateful):
     """ConCM with the three verbs of a method; see `Settings` for what can be varied."""
 
     settings = Settings()
-    values = ("seed", "names", "pool", "smr", "remarks", "senses", "point")
+    values = ("seed", "names", "pool", "smr", "remarks", "senses", "point", "reach", "pull")
+    older: ClassVar = {"reach": 0.0, "pull": 0.0}
     structure: Tensor
     free: Tensor
     lift: Tensor
@@ -82,6 +84,7 @@ class Engine(Stateful):
         self.unseen = torch.zeros((), device=self.device)
         self.smr: float | None = None
         self.point: list[float] | None = None
+        self.reach, self.pull = self.settings.reach, 0.0
         self.names: list[str] = []
         self.pool: list[str] = []
         self.remarks: list[str] = []
@@ -95,6 +98,8 @@ class Engine(Stateful):
             self.metric = Metric.whitening(base, settings.whitening, ~held)
             self.unseen = self._unseen_likeness(base, held, self.metric, settings.whitening)
             base = self.metric.read(base, ~held)
+            known = (base.features[~held], base.labels[~held], base.mean)
+            self.pull = settings.pull and settings.pull * neighbours.strength(*known, settings.gamma)
         self.memory = Memory.of_base(base, held)
         some = spaced(len(base.names), NAMED)
         self.names, self.pool = list(base.names), [base.names[at] for at in some]
@@ -191,8 +196,22 @@ class Engine(Stateful):
             mean = (1 - share) * memory.shown[novel] + share * predicted
         else:
             mean = self.calibrated(tuple(self.names[novel]), memory.shown[novel])
-        mean = mean if self.metric is None else F.normalize(mean)
+        mean = self.drawn(mean, memory.counts[novel])
         memory.mean = torch.cat([memory.mean[: memory.base], mean])
+
+    def drawn(self, mean: Tensor, counts: Tensor) -> Tensor:
+        """Prototypes (n, d) of so many shots in the metric, drawn to their neighbours among the base classes."""
+        if self.metric is None:
+            return mean
+        mean, memory = F.normalize(mean), self.memory
+        if not self.draws:
+            return mean
+        return neighbours.drawn(mean, counts, memory.mean[: memory.base], self.pull, self.settings.gamma)
+
+    @property
+    def draws(self) -> bool:
+        """Whether prototypes are drawn to neighbours, which takes too long among very many classes."""
+        return self.pull > 0 and len(self.memory.counts) <= STRUCTURED
 
     def calibrated(self, names: tuple[str, ...], prototypes: Tensor) -> Tensor:
         """Few-shot prototypes (n, d) completed by their classes' attributes (MPC), if they have any."""
@@ -285,6 +304,7 @@ class Engine(Stateful):
             prototypes=F.normalize(self.memory.mean),
             bias=self.lift,
             share=self.structure.new_tensor(self.settings.prototypes if self.structure.shape[1] else 1.0),
+            reach=self.reach,
         )
 
     def scores(self, features: Tensor) -> Tensor:
@@ -388,7 +408,7 @@ class Engine(Stateful):
         """Find how far the scores of novel classes must be lifted: the operating point."""
         memory, settings = self.memory, self.settings
         self.lift, self.point = torch.zeros(len(memory.mean), device=self.device), None
-        self._tried = None
+        self._tried, self.reach = None, settings.reach
         if settings.novel_bias is not None:
             self.lift[memory.base :] = settings.novel_bias
         elif 0 < memory.base < len(memory.mean):

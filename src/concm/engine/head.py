@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.engine.metric import measured
+from concm.engine.metric import measured, softened
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class Head:
     """What the engine knows at one version: projectors, their structures, prototypes (n, d) and a bias per class.
 
     Of h projectors, `inner_weight` is (h, hidden, d), `outer_weight` (h, d_g, hidden) and `structure` (h, n, d_g).
+    `reach` says from where on coordinates of a picture count less.
     """
 
     metric: tuple[Tensor, ...]
@@ -28,13 +29,14 @@ class Head:
     prototypes: Tensor
     bias: Tensor
     share: Tensor
+    reach: float
 
     def __call__(self, features: Tensor) -> Tensor:
         """Cosines (n, classes) to structure and prototypes, the latter with their `share`, and the bias."""
         unit = self.read(features)
-        if not self.structured:
-            return torch.add(unit @ self.prototypes.T, self.bias)
-        scores = (1 - self.share) * self.structural(unit) + self.share * (unit @ self.prototypes.T)
+        scores = softened(unit, self.reach) @ self.prototypes.T
+        if self.structured:
+            scores = (1 - self.share) * self.structural(unit) + self.share * scores
         return torch.add(scores, self.bias)
 
     @property

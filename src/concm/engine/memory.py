@@ -217,13 +217,17 @@ def class_sums(values: Tensor, labels: Tensor, classes: int) -> Tensor:
 def spread(own: Tensor, prototypes: Tensor, base_mean: Tensor, base_std: Tensor, beta: float, gamma: float) -> Tensor:
     """Spread of novel classes (n, d): their own and that of similar base classes, β(σ_k + Σ_b ω_bk σ_b).
 
-    Classes with similar means have similar spreads; `gamma` says how similar a class must be to count. (The paper
-    writes covariance, but its code uses standard deviations, as we do.)
+    Classes with similar means have similar spreads. (The paper writes covariance, but its code uses standard
+    deviations, as we do.)
     """
+    return beta * (own + borrowed(prototypes, base_mean, base_std, gamma))
+
+
+def borrowed(prototypes: Tensor, base_mean: Tensor, values: Tensor, gamma: float) -> Tensor:
+    """Values (n, d) that prototypes take over from base classes; `gamma` says how similar one must be to count."""
     known = F.normalize(base_mean)
     some = torch.split(F.normalize(prototypes), max(1, PAIRS // len(known)))  # so that memory is bounded
-    borrowed = torch.cat([(gamma * (few @ known.T)).softmax(1) @ base_std for few in some])
-    return beta * (own + borrowed)
+    return torch.cat([(gamma * (few @ known.T)).softmax(1) @ values for few in some])
 
 
 def class_statistics(session: Session, *, with_views: bool) -> tuple[Tensor, Tensor]:

@@ -102,6 +102,16 @@ def measured(features: Tensor, matrices: Sequence[Tensor], weights: Tensor) -> T
     return F.normalize(torch.cat([weight * own for weight, own in zip(weights, unit, strict=True)], -1), dim=-1)
 
 
+def softened(unit: Tensor, reach: float) -> Tensor:
+    """Unit vectors (…, d) in which coordinates beyond `reach` mean ones count less; 0 leaves them as they are.
+
+    In a single image the largest coordinates are mostly its own; in the mean of a class they are the class's.
+    """
+    if not reach:
+        return unit
+    return F.normalize((unit * (unit.shape[-1] ** 0.5 / reach)).asinh(), dim=-1)
+
+
 def _transformed(unit: Tensor, matrix: Tensor) -> Tensor:
     """Unit features (…, w), up to a factor, as one of the two kinds of matrix says."""
     height, width = matrix.shape

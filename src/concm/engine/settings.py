@@ -49,6 +49,19 @@ class Settings(Checked):
     trust: float = setting(
         1.0, "Factor of the share that kinship gets by what is known of it: 0 trusts the shots alone.", least=0, most=1
     )
+    pull: float = setting(
+        0.5,
+        "How far few-shot prototypes are drawn to the base classes that they look like, as a share of what would bring"
+        " images of base classes nearest to their own: 0 leaves them where they are (paper).",
+        least=0,
+        most=10,
+    )
+    reach: float = setting(
+        3.0,
+        "Coordinates of a picture that are more than so many mean ones count less beside prototypes; 0 counts all alike"
+        " (paper).",
+        least=0,
+    )
     alpha: float = setting(
         0.7, "Share of the few-shot prototype in the one calibrated by MPC (paper: 0.6; Eq. 5).", least=0, most=1
     )
@@ -61,7 +74,7 @@ class Settings(Checked):
         'Spreads of novel classes: with those of similar base classes, or their own alone (the paper\'s "standard").',
     )
     beta: float = setting(0.6, "Scale of the borrowed spread (paper, appendix).", least=0)
-    gamma: float = setting(16.0, "How similar a base class must be for its spread to count (paper, appendix).")
+    gamma: float = setting(16.0, "How similar a base class must be for its spread and mean to count (paper, appendix).")
     noise: float = setting(1.5, "Spread of all samples, in standard deviations (paper: 1).", least=0)
     around: Around = setting("exemplars", "Centres around which samples of novel classes are drawn (paper: prototype).")
     replay: int = setting(

@@ -33,6 +33,8 @@ class Stateful(Growing):
 
     values: ClassVar[tuple[str, ...]] = ()
     "Names of the attributes of the state that are not tensors: numbers, words, and lists of them."
+    older: ClassVar[Mapping[str, Any]] = {}
+    "What those of them were that older states do not have."
 
     def __init__(self, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__()
@@ -51,7 +53,7 @@ class Stateful(Growing):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Inverse of `get_extra_state`."""
-        known = _unpacked(state)["values"]
+        known = {**self.older, **_unpacked(state)["values"]}
         for name in self.values:
             setattr(self, name, known[name])
 

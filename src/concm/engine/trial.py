@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from concm.engine import neighbours
 from concm.engine.head import Head
+from concm.engine.metric import softened
 from concm.engine.operating import IMPUTED, Lean, leads, matched, operating_point, taken_together
 
 if TYPE_CHECKING:
@@ -59,9 +61,10 @@ class Trial:
         held, held_labels = memory.held[some], memory.held_labels[some]
         known = torch.cat([F.normalize(memory.apart), prototypes[base:]])
         (own, labels, shots, expected), copies = _left_out(engine, prototypes)
-        scores = (shots @ prototypes.T).scatter(1, labels[:, None], own[:, None])
+        scores = (softened(shots, engine.reach) @ prototypes.T).scatter(1, labels[:, None], own[:, None])
         seen = memory.counts[base:] > 0
-        return cls(held, shots, held @ known.T, held_labels, scores, labels, expected, seen, base, copies)
+        plain = softened(held, engine.reach) @ known.T
+        return cls(held, shots, plain, held_labels, scores, labels, expected, seen, base, copies)
 
     @torch.no_grad()
     def total(self, head: Head) -> tuple[Tensor, Tensor]:
@@ -76,7 +79,8 @@ class Trial:
         features = torch.cat([self.held, self.shots])
         structural = head.structural(features)
         column = self.novel_labels[:, None]
-        seen = (self.shots @ head.prototypes.T).gather(1, column).clamp(min=1e-6)
+        shown = softened(self.shots, head.reach)
+        seen = (shown @ head.prototypes.T).gather(1, column).clamp(min=1e-6)
         lowered = structural[len(self.held) :].gather(1, column) * (self.novel_scores.gather(1, column) / seen)
         structural[len(self.held) :] = structural[len(self.held) :].scatter(1, column, lowered)
         return head.share * plain + (1 - head.share) * structural + head.bias, labels
@@ -153,13 +157,15 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor,
     at = labels - base
     said = (shots * predicted[at]).sum(1)
     length = predicted.square().sum(1)
+    near = neighbours.nearness(prototypes[base:], prototypes[:base], engine.settings.gamma) if engine.draws else None
 
     def expected(rows: Tensor, count: Tensor, said: Tensor, likeness: Tensor) -> Tensor:
-        """The cosine that a new image is expected to have to a prototype of `count` shots and the name."""
+        """The cosine that a new image is expected to have to a prototype of `count` shots, name and neighbours."""
         share = engine._trust(miss[rows], likeness, count)
         mean = (1 - share) * likeness + share * said
         variance = (1 - share) ** 2 * (likeness + (1 - likeness) / count.clamp(min=1))
-        return mean / (variance + 2 * share * (1 - share) * said + share**2 * length[rows]).clamp(min=1e-6).sqrt()
+        found = mean / (variance + 2 * share * (1 - share) * said + share**2 * length[rows]).clamp(min=1e-6).sqrt()
+        return found if near is None else found * neighbours.gain(count, engine.pull, near)
 
     # Classes differ by their number of shots alone: what a few shots say of their own class would be mostly noise.
     every = torch.arange(len(counts), device=at.device)
@@ -175,7 +181,8 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor,
     left = counts[at] - same.sum(1)
     rest = (counts[at, None] * memory.shown[labels] - same @ whole) / left.clamp(min=1)[:, None]
     share = engine._trust(miss[at], alike[at], left)[:, None]
-    own = (F.normalize((1 - share) * rest + share * predicted[at]) * shots).sum(1)
+    kept = engine.drawn((1 - share) * rest + share * predicted[at], left)
+    own = (F.normalize(kept) * softened(shots, engine.reach)).sum(1)
     own = own + expected(at, counts[at], said, alike[at]) - expected(at, left.clamp(min=1), said, alike[at])
     single = left < 1
     if not single.any():

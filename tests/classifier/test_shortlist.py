@@ -26,6 +26,7 @@ def head(classes: int, dimension: int = 32) -> Head:
         prototypes=F.normalize(torch.randn(classes, dimension, generator=random)),
         bias=0.01 * torch.randn(classes, generator=random),
         share=torch.tensor(1.0),
+        reach=3.0,
     )
 
 

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from concm.engine.concm import Engine
+from concm.engine.metric import softened
+from concm.engine.neighbours import gain, nearness
 from concm.engine.operating import IMPUTED
 from concm.engine.settings import Settings
 from concm.engine.trial import LOST, Trial
@@ -111,13 +113,16 @@ def test_a_shot_left_out_has_the_score_of_an_engine_that_never_saw_it(views):
     trial = Trial.of(engine)
     assert torch.equal(trial.novel_labels, session.labels)
     alike = engine.likeness()[session.labels]
-    raised = expected_cosine(alike, torch.tensor(4)) - expected_cosine(alike, torch.tensor(3))
+    mean = F.normalize(engine.memory.mean)
+    near = nearness(mean[BASE:], mean[:BASE], engine.settings.gamma)
+    now, before = (expected_cosine(alike, count) * gain(count, engine.pull, near) for count in torch.tensor([[4], [3]]))
+    assert engine.pull > 0
     for row in range(0, len(session.labels), 3):
         label = int(session.labels[row])
         other = taught(world, without(session, row), calibrate="none")
-        shot = other.metric(session.features[row : row + 1])
+        shot = softened(other.metric(session.features[row : row + 1]), other.reach)
         expected = float(shot @ F.normalize(other.memory.mean)[label])
-        assert float(trial.novel_scores[row, label] - raised[row]) == pytest.approx(expected, abs=1e-5)
+        assert float(trial.novel_scores[row, label] - (now - before)[row]) == pytest.approx(expected, abs=1e-5)
 
 
 def test_where_names_count_too_it_is_nearly_so():

@@ -210,8 +210,8 @@ class Engine(Stateful):
 
     @property
     def draws(self) -> bool:
-        """Whether prototypes are drawn to neighbours, which takes too long among very many classes."""
-        return self.pull > 0 and len(self.memory.counts) <= STRUCTURED
+        """Whether prototypes are drawn to neighbours, if there are any; among very many classes it takes too long."""
+        return self.pull > 0 and self.memory.base > 0 and len(self.memory.counts) <= STRUCTURED
 
     def calibrated(self, names: tuple[str, ...], prototypes: Tensor) -> Tensor:
         """Few-shot prototypes (n, d) completed by their classes' attributes (MPC), if they have any."""

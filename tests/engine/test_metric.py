@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concm.engine.metric import Metric
+from concm.engine.metric import Metric, softened
 from concm.features.sessions import BaseSession, Session
 
 DIMENSION = 5
@@ -337,3 +337,15 @@ def test_it_does_not_change_when_images_that_are_held_out_do(seed):
         assert torch.equal(found.weights, expected.weights)
         assert all(torch.equal(one, two) for one, two in zip(found.matrices, expected.matrices, strict=True))
     assert not torch.equal(Metric.whitening(other, 1.0).weights, expected.weights)
+
+
+@given(seeds, st.floats(0.5, 8))
+def test_softened_vectors_keep_signs_and_order_and_count_large_coordinates_less(seed, reach):
+    unit = F.normalize(torch.randn(5, 24, generator=torch.Generator().manual_seed(seed)), dim=-1)
+    soft = softened(unit, reach)
+    torch.testing.assert_close(soft.norm(dim=1), torch.ones(5))
+    assert torch.equal(soft.argsort(1), unit.argsort(1))
+    assert torch.equal(soft.sign(), unit.sign())
+    assert (soft.abs().amax(1) < unit.abs().amax(1)).all()
+    assert torch.equal(softened(unit, 0.0), unit)
+    torch.testing.assert_close(softened(unit, 1e4), unit, atol=1e-5, rtol=1e-4)

@@ -1,9 +1,10 @@
 """ConCM (ICLR 2026) on the bench: the library's own engine, registered as a method like any other.
 
 Here: this library's engine, which is not the paper's form. It adds a whitened metric for each reading, the views of the
-shots in prototypes and spreads, prototypes completed by kinship of names in closed form, several projectors, an
-operating point found on held-out base images and left-out shots, and 85 % of prototype cosines in the score. The
-paper's form is `concm:published`, and that of its authors' code `concm:released`.
+shots in prototypes and spreads, prototypes completed by kinship of names in closed form and drawn to the base classes
+that they look like, pictures whose largest coordinates count less, several projectors, an operating point found on
+held-out base images and left-out shots, and 85 % of prototype cosines in the score. The paper's form is
+`concm:published`, and that of its authors' code `concm:released`.
 """
 
 from concm.engine.concm import Engine

@@ -256,7 +256,7 @@ def test_without_views_and_with_all_shrinkage_the_strong_control_is_the_cosine_t
 
 def test_the_strong_control_is_the_engine_s_prototypes_alone():
     world = World.of()
-    engine = after("concm:calibrate=none,prototypes=1,novel_bias=0,steps=1,base_steps=1", world)
+    engine = after("concm:calibrate=none,prototypes=1,pull=0,reach=0,novel_bias=0,steps=1,base_steps=1", world)
     torch.testing.assert_close(engine.scores(world.test), after("ncm_metric", world).scores(world.test))
 
 
@@ -294,7 +294,7 @@ def test_the_strong_control_adds_up_the_cosines_of_readings_by_the_lengths_that_
 
 def test_the_strong_control_with_readings_is_the_engine_s_prototypes_too_and_survives_its_state():
     world = side_by_side(World.of(), 8, 8, 16)
-    engine = after("concm:calibrate=none,prototypes=1,novel_bias=0,steps=1,base_steps=1", world)
+    engine = after("concm:calibrate=none,prototypes=1,pull=0,reach=0,novel_bias=0,steps=1,base_steps=1", world)
     strong = after("ncm_metric", world)
     torch.testing.assert_close(engine.scores(world.test), strong.scores(world.test))
     again = choose("ncm_metric").build(seed=1, device="cpu")

@@ -166,6 +166,7 @@ def measure(
 
     alone()
     ask(port, token, 2, 1)
+    ask(port, token, 1, 1)
     single, batch, plain, decoding = list[float](), list[float](), list[float](), list[float]()
     encoder_cpu, rows = list[float](), []
     for clients in (1, 8, 32):
@@ -218,6 +219,7 @@ def main() -> None:
     cores = os.sched_getaffinity(0)
     pinned = ["taskset", "-c", str(max(cores))]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    os.environ.pop("OMP_NUM_THREADS", None)
     one = {**pipes, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
     result: dict[str, Any] = {"cores": len(cores)}
     with tempfile.TemporaryDirectory() as folder:

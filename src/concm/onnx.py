@@ -61,7 +61,8 @@ class Runner:
         inputs = {item.name: item.shape for item in self._session.get_inputs()}
         same = all(own[name] == value for name, value in self._known.goes_with.items() if name in own)
         if not same or inputs.keys() != {"pixels", *self._known.tensors}:
-            raise ConcmError(f"{path} and its structure file were not exported from one classifier")
+            said = "were not exported from one classifier, or not by one version of concm; export both again"
+            raise ConcmError(f"{path} and its structure file {said}")
         self._side = int(inputs["pixels"][1])
 
     @property

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from concm.engine.concm import Engine
-from concm.engine.neighbours import drawn, gain, nearness, strength
+from concm.engine.neighbours import Pull, nearness
 from concm.engine.settings import Settings
 from concm.features.sessions import BaseSession, Session
 
@@ -37,7 +37,7 @@ def test_the_strength_is_what_brings_an_image_nearest_to_others_of_its_class():
     """Against a search over all shares, with each image's neighbours looked up one by one."""
     means = centres(0.7)
     units, labels = images(means, 6)
-    found = strength(units, labels, means, GAMMA)
+    found = Pull.of(units, labels, means, GAMMA)
     near = []
     for row, label in zip(units, labels.tolist(), strict=True):
         others = [at for at in range(len(means)) if at != label]
@@ -52,26 +52,27 @@ def test_the_strength_is_what_brings_an_image_nearest_to_others_of_its_class():
     cosine = ((1 - shares) * product + shares * met) / (1 - 2 * shares * (1 - shares) * (1 - seen)).sqrt()
     best = float(shares[cosine.argmax()])
     assert 0.1 < best < 0.9
-    assert found / (1 + found) == pytest.approx(best, abs=0.01)
+    assert found.strength / (1 + found.strength) == pytest.approx(best, abs=0.01)
+    assert found.usual == pytest.approx(float(seen), abs=1e-4)
 
 
 def test_classes_that_have_nothing_in_common_have_no_neighbours():
     apart = torch.eye(DIMENSION)[:GROUPS]
-    assert strength(*images(apart, 8), apart, GAMMA) < 0.02
-    alike, unlike = (strength(*images(means, 6), means, GAMMA) for means in (centres(0.8), centres(0.2)))
+    assert Pull.of(*images(apart, 8), apart, GAMMA).strength < 0.02
+    alike, unlike = (Pull.of(*images(means, 6), means, GAMMA).strength for means in (centres(0.8), centres(0.2)))
     assert alike > 3 * unlike
 
 
 @pytest.mark.parametrize(("classes", "count"), [(2, 5), (5, 1)], ids=["two classes", "one image each"])
 def test_where_nothing_can_be_asked_nothing_is_drawn(classes, count):
     means = centres(0.8)[:classes]
-    assert strength(*images(means, count), means, GAMMA) == 0
+    assert Pull.of(*images(means, count), means, GAMMA).strength == 0
 
 
 def test_few_shots_are_drawn_farther_and_no_shot_not_at_all():
     base, means = centres(0.7), centres(0.7, seed=5)[:4]
     counts = torch.tensor([0, 1, 5, 1000])
-    moved = drawn(means, counts, base, 0.5, GAMMA)
+    moved = Pull(0.5, 0.5).drawn(means, counts, base, GAMMA)
     away = 1 - (moved * means).sum(1)
     assert away[0] < 1e-6
     assert away[1] > away[2] > away[3]
@@ -85,11 +86,11 @@ def test_drawn_prototypes_are_nearer_to_their_class_about_as_much_as_is_expected
     novel = torch.arange(len(every)) % EACH == 0
     base = every[~novel]
     shots, _ = images(every[novel], 1)
-    far = strength(*images(base, 6), base, GAMMA)
-    moved = drawn(shots, torch.ones(len(shots)), base, far, GAMMA)
+    far = Pull.of(*images(base, 6), base, GAMMA)
+    moved = far.drawn(shots, torch.ones(len(shots)), base, GAMMA)
     asked, own = images(every[novel], 40, seed=9)
     before, after = ((asked * means[own]).sum(1).mean() for means in (shots, moved))
-    expected = gain(torch.tensor(1.0), far, nearness(shots, base, GAMMA))
+    expected = far.gain(torch.tensor(1.0), nearness(shots, base, GAMMA))
     assert after > before
     assert float(expected) == pytest.approx(float(after / before), rel=0.12)
 
@@ -114,13 +115,45 @@ def taught(**changes) -> tuple[Engine, torch.Tensor, torch.Tensor]:
     return engine, asked, labels
 
 
+def test_a_class_that_is_unlike_all_base_classes_is_hardly_drawn():
+    base = centres(0.8)
+    pull = Pull.of(*images(base, 6), base, GAMMA)
+    far = F.normalize(torch.linalg.svd(base)[2][len(base) :])
+    like = F.normalize(base[:4] + 0.3 * far[:4])
+    moved = [1 - (pull.drawn(means, torch.ones(4), base, GAMMA) * means).sum(1) for means in (far[:4], like)]
+    assert moved[0].max() < 0.01 < moved[1].min()
+
+
+def test_images_are_asked_whatever_their_order_and_number():
+    """More images than are asked, sorted by class with as many of each as would be skipped, or by turns."""
+    random = torch.Generator().manual_seed(3)
+    means = centres(0.8).repeat(40, 1) + 0.3 * torch.randn(1200, DIMENSION, generator=random) / DIMENSION**0.5
+    units, labels = images(F.normalize(means), 5)
+    turns = torch.arange(len(labels)).view(-1, 5).T.flatten()
+    one, other = (Pull.of(units[order], labels[order], means, GAMMA) for order in (torch.arange(len(labels)), turns))
+    assert one.strength > 0
+    assert other.strength == pytest.approx(one.strength, rel=0.2)
+
+
+def test_with_two_base_classes_left_nothing_is_drawn():
+    engine, _, _ = taught()
+    assert engine.draws
+    while engine.memory.base > 2:
+        engine.forget(0)
+    assert not engine.draws
+    torch.testing.assert_close(engine.memory.mean[2:], F.normalize(engine.memory.shown[2:]))
+
+
 def test_an_engine_that_draws_knows_new_classes_better():
-    right = []
+    found = []
     for pull in (0.0, 0.5):
         engine, asked, labels = taught(pull=pull)
-        assert (engine.pull > 0) == engine.draws == (pull > 0)
-        right.append(float((engine.scores(asked).argmax(1) == labels).float().mean()))
-    assert right[1] > right[0]
+        assert (engine.pull.strength > 0) == engine.draws == (pull > 0)
+        right, new = (engine.scores(asked).argmax(1) == labels).float(), labels >= engine.memory.base
+        base, novel = float(right[~new].mean()), float(right[new].mean())
+        found.append((novel, 2 * base * novel / (base + novel)))
+    assert found[1][0] > found[0][0] + 0.05
+    assert found[1][1] > found[0][1]
 
 
 def test_a_state_of_before_is_read_as_it_was_and_learns_as_it_would_now():
@@ -128,11 +161,11 @@ def test_a_state_of_before_is_read_as_it_was_and_learns_as_it_would_now():
     engine, asked, _ = taught(pull=0.0, reach=0.0)
     state = engine.state_dict()
     known = json.loads(bytes(state["_extra_state"].tolist()))
-    for name in ("pull", "reach"):
+    for name in ("neighbours", "reach"):
         del known["values"][name]
     state["_extra_state"] = torch.tensor(list(json.dumps(known).encode()), dtype=torch.uint8)
     other = Engine(Settings(heads=1, prototypes=1.0, calibrate="none"))
     other.load_state_dict(state)
     torch.testing.assert_close(other.scores(asked), engine.scores(asked))
     other.forget(len(other.names) - 1)
-    assert (other.reach, other.pull) == (3.0, 0.0)
+    assert (other.reach, other.draws) == (3.0, False)

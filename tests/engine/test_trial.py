@@ -11,7 +11,6 @@ from torch import Tensor
 
 from concm.engine.concm import Engine
 from concm.engine.metric import softened
-from concm.engine.neighbours import gain, nearness
 from concm.engine.operating import IMPUTED
 from concm.engine.settings import Settings
 from concm.engine.trial import LOST, Trial
@@ -113,16 +112,14 @@ def test_a_shot_left_out_has_the_score_of_an_engine_that_never_saw_it(views):
     trial = Trial.of(engine)
     assert torch.equal(trial.novel_labels, session.labels)
     alike = engine.likeness()[session.labels]
-    mean = F.normalize(engine.memory.mean)
-    near = nearness(mean[BASE:], mean[:BASE], engine.settings.gamma)
-    now, before = (expected_cosine(alike, count) * gain(count, engine.pull, near) for count in torch.tensor([[4], [3]]))
-    assert engine.pull > 0
+    raised = expected_cosine(alike, torch.tensor(4)) - expected_cosine(alike, torch.tensor(3))
+    assert engine.draws
     for row in range(0, len(session.labels), 3):
         label = int(session.labels[row])
         other = taught(world, without(session, row), calibrate="none")
         shot = softened(other.metric(session.features[row : row + 1]), other.reach)
         expected = float(shot @ F.normalize(other.memory.mean)[label])
-        assert float(trial.novel_scores[row, label] - (now - before)[row]) == pytest.approx(expected, abs=1e-5)
+        assert float(trial.novel_scores[row, label] - raised[row]) == pytest.approx(expected, abs=1e-5)
 
 
 def test_where_names_count_too_it_is_nearly_so():
@@ -163,7 +160,7 @@ def test_near_copies_are_left_out_together():
 def test_a_single_shot_is_imputed_around_what_is_expected_of_a_class_with_one():
     world = World()
     session = only(world.session(1, LATER, 3), 1, 3, 3, 3, 3, 3, 1)
-    engine = taught(world, session, calibrate="none", pull=0)
+    engine = taught(world, session, calibrate="none")
     trial = Trial.of(engine)
     assert len(trial.novel_labels) == IMPUTED * len(session.labels)
     guessed = trial.novel_scores[trial.novel_labels == BASE, BASE]
@@ -174,6 +171,17 @@ def test_a_single_shot_is_imputed_around_what_is_expected_of_a_class_with_one():
     assert float(guessed.std()) > 0.01
     left_out = trial.novel_scores[trial.novel_labels == BASE + 1, BASE + 1]
     assert len(torch.unique(left_out)) == 3  # which is repeated, so that every shot counts as much
+
+
+def test_classes_of_fewer_shots_are_lifted_by_what_they_lack_beside_their_neighbours():
+    """Neighbours do more for a class of one shot than for one of many, so that it needs less of a lift."""
+    world = World()
+    session = only(world.session(1, LATER, 8), 1, 8, 8, 8, 8, 8, 1)
+    lacking = []
+    for pull in (0.0, 0.5):
+        trial = Trial.of(taught(world, session, calibrate="none", pull=pull))
+        lacking.append(float(trial.expected[1] - trial.expected[0]))
+    assert lacking[0] > lacking[1] > 0
 
 
 # held-out base images
@@ -261,7 +269,7 @@ def test_without_base_classes_nothing_is_lifted_and_more_can_be_learned():
 
 def test_without_exemplars_expected_scores_are_made_level():
     world = World()
-    engine = taught(world, world.session(1, LATER, 5), replay=0)
+    engine = taught(world, world.session(1, LATER, 5), replay=0, pull=0)
     assert len(engine.point) == 1
     assert engine.lift[BASE:].min() > 0
     assert min(world.right(engine, OLD), world.right(engine, LATER)) > 0.8

@@ -28,11 +28,11 @@ def budget() -> int:
 @contextmanager
 def lend(threads: int) -> Iterator[None]:
     """So many cores for the one picture that this thread computes, because no other one is asked for."""
-    _lent.threads = threads
+    before, _lent.threads = lent(), threads
     try:
         yield
     finally:
-        del _lent.threads
+        _lent.threads = before
 
 
 def lent() -> int:

@@ -6,7 +6,7 @@ base photos are compared by metrics that were learned from others: each third of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -32,13 +32,14 @@ ENOUGH = 2
 class View:
     """All photos (n, d) and prototypes (classes, d) in one metric, by which the photos `rows` are judged.
 
-    `reach` is the head's.
+    `reach` is the head's, and `drawn` what becomes of the prototypes of so many photos of new classes.
     """
 
     rows: Tensor
     units: Tensor
     prototypes: Tensor
     reach: float = 0.0
+    drawn: Callable[[Tensor, Tensor], Tensor] = lambda means, counts: means
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ def _judged(view: View, album: Album, bias: Tensor, groups: Tensor, sizes: Tenso
         variance = (alike.square().sum(1) / left - mean.square()) * left / (left - 1)
         rest = sums[own] - torch.where(several, together[groups[rows]], units[rows])
         shown = softened(units[rows], view.reach)
-        score = torch.where(left > 0, (shown * F.normalize(rest)).sum(1) + bias[own], torch.nan)
+        kept = F.normalize(view.drawn(F.normalize(rest), left))
+        score = torch.where(left > 0, (shown * kept).sum(1) + bias[own], torch.nan)
         scores = (shown @ view.prototypes.T + bias).scatter(1, own[:, None], score[:, None])
         table = torch.full_like(scores, -1.0)
         nearest = table.scatter_reduce(1, labels.expand(len(rows), -1), cosines.masked_fill(gone, -1.0), "amax")
@@ -143,11 +145,15 @@ def _views(album: Album, known: Known, groups: Tensor) -> list[View]:
     base = album.labels < engine.memory.base
     layout = tuple(matrix.shape[1] for matrix in known.head.metric)
     shrinkage = engine.settings.whitening
+
+    def drawn(means: Tensor, counts: Tensor) -> Tensor:
+        return engine.drawn(means.to(engine.device), counts.to(engine.device)).cpu()
+
+    views = [replace(whole, rows=(~base).nonzero().flatten(), drawn=drawn)]
     if not layout or shrinkage is None or int(base.sum()) > ENOUGH * max(layout):
-        return [whole]
+        return [replace(whole, rows=base.nonzero().flatten()), *views]
     names, parts = tuple(engine.names[: engine.memory.base]), _parts(album.labels, groups)
     taught = Session(0, range(len(names)), names, album.features[base], album.labels[base], layout=layout)
-    views = [replace(whole, rows=(~base).nonzero().flatten())]
     for part in track(range(FOLDS), "learning metrics"):
         metric = Metric.whitening(BaseSession.of(taught), shrinkage, parts[base] != part)
         units = metric(album.features)

@@ -16,12 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concm.engine import calibration, geometry, losses, neighbours
+from concm.engine import calibration, geometry, losses
 from concm.engine.calibration import Calibrator
 from concm.engine.descent import AdamW, descend, warmed_cosine
 from concm.engine.head import Head
 from concm.engine.memory import Memory, Sampler, class_statistics, class_sums, spread
 from concm.engine.metric import AnySession, Metric
+from concm.engine.neighbours import FEWEST, Pull
 from concm.engine.operating import held_out, likeness
 from concm.engine.prior import NamePrior, trust
 from concm.engine.projector import Projector
@@ -42,7 +43,8 @@ UNSEEN = 0.8
 SHRINKAGE = 5.0
 """Weight of the average class beside a class's own images, in images."""
 STRUCTURED = 4096
-"""Classes up to which structures are matched, which takes the cube of their number; more have prototypes alone."""
+"""Classes up to which structures are matched, which takes the cube of their number; more have prototypes alone, which
+are not drawn to neighbours."""
 NAMED = 2048
 """Base classes from which names are learned at most: the prior over names takes the cube of their number."""
 AT_ONCE = 10**6
@@ -53,8 +55,8 @@ class Engine(Stateful):
     """ConCM with the three verbs of a method; see `Settings` for what can be varied."""
 
     settings = Settings()
-    values = ("seed", "names", "pool", "smr", "remarks", "senses", "point", "reach", "pull")
-    older: ClassVar = {"reach": 0.0, "pull": 0.0}
+    values = ("seed", "names", "pool", "smr", "remarks", "senses", "point", "reach", "neighbours")
+    older: ClassVar = {"reach": 0.0, "neighbours": [0.0, 1.0]}
     structure: Tensor
     free: Tensor
     lift: Tensor
@@ -84,7 +86,7 @@ class Engine(Stateful):
         self.unseen = torch.zeros((), device=self.device)
         self.smr: float | None = None
         self.point: list[float] | None = None
-        self.reach, self.pull = self.settings.reach, 0.0
+        self.reach, self.pull = self.settings.reach, Pull()
         self.names: list[str] = []
         self.pool: list[str] = []
         self.remarks: list[str] = []
@@ -98,8 +100,8 @@ class Engine(Stateful):
             self.metric = Metric.whitening(base, settings.whitening, ~held)
             self.unseen = self._unseen_likeness(base, held, self.metric, settings.whitening)
             base = self.metric.read(base, ~held)
-            known = (base.features[~held], base.labels[~held], base.mean)
-            self.pull = settings.pull and settings.pull * neighbours.strength(*known, settings.gamma)
+            found = Pull.of(base.features[~held], base.labels[~held], base.mean, settings.gamma)
+            self.pull = replace(found, strength=settings.pull * found.strength)
         self.memory = Memory.of_base(base, held)
         some = spaced(len(base.names), NAMED)
         self.names, self.pool = list(base.names), [base.names[at] for at in some]
@@ -134,6 +136,7 @@ class Engine(Stateful):
         self.memory.forget(label)
         self.names.pop(label)
         self.free = torch.cat([self.free[:, :label], self.free[:, label + 1 :]], 1)
+        self._calibrate()
         self._match(self.settings.steps, session=1)
 
     def revise(self, known: Mapping[int, tuple[Tensor, Tensor | None]]) -> None:
@@ -206,12 +209,12 @@ class Engine(Stateful):
         mean, memory = F.normalize(mean), self.memory
         if not self.draws:
             return mean
-        return neighbours.drawn(mean, counts, memory.mean[: memory.base], self.pull, self.settings.gamma)
+        return self.pull.drawn(mean, counts, memory.mean[: memory.base], self.settings.gamma)
 
     @property
     def draws(self) -> bool:
-        """Whether prototypes are drawn to neighbours, if there are any; among very many classes it takes too long."""
-        return self.pull > 0 and self.memory.base > 0 and len(self.memory.counts) <= STRUCTURED
+        """Whether prototypes are drawn to neighbours, if there are any; very many classes have none."""
+        return self.pull.strength > 0 and self.memory.base >= FEWEST and len(self.memory.counts) <= STRUCTURED
 
     def calibrated(self, names: tuple[str, ...], prototypes: Tensor) -> Tensor:
         """Few-shot prototypes (n, d) completed by their classes' attributes (MPC), if they have any."""
@@ -320,6 +323,15 @@ class Engine(Stateful):
     def senses(self, known: dict[str, str]) -> None:
         self._senses = known
         self._semantics = self._semantics and self._semantics.learn(self.names)
+
+    @property
+    def neighbours(self) -> list[float]:
+        """How far prototypes are drawn, as plain numbers."""
+        return [self.pull.strength, self.pull.usual]
+
+    @neighbours.setter
+    def neighbours(self, known: list[float]) -> None:
+        self.pull = Pull(*known)
 
     @property
     def memory_bytes(self) -> int:

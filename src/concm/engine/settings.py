@@ -61,6 +61,7 @@ class Settings(Checked):
         "Coordinates of a picture that are more than so many mean ones count less beside prototypes; 0 counts all alike"
         " (paper).",
         least=0,
+        most=1000,
     )
     alpha: float = setting(
         0.7, "Share of the few-shot prototype in the one calibrated by MPC (paper: 0.6; Eq. 5).", least=0, most=1

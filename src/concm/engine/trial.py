@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.engine import neighbours
 from concm.engine.head import Head
 from concm.engine.metric import softened
+from concm.engine.neighbours import nearness
 from concm.engine.operating import IMPUTED, Lean, leads, matched, operating_point, taken_together
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Trial:
         base = memory.base
         prototypes = F.normalize(memory.mean)
         some = _some(memory.held_labels, engine.seed, len(prototypes))
-        held, held_labels = memory.held[some], memory.held_labels[some]
+        held, held_labels = F.normalize(memory.held[some]), memory.held_labels[some]
         known = torch.cat([F.normalize(memory.apart), prototypes[base:]])
         (own, labels, shots, expected), copies = _left_out(engine, prototypes)
         scores = (softened(shots, engine.reach) @ prototypes.T).scatter(1, labels[:, None], own[:, None])
@@ -153,27 +153,30 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor,
     else:
         predicted, miss = engine._predicted()
     some = _some(memory.labels, engine.seed, len(prototypes))
-    shots, labels = memory.exemplars[some], memory.labels[some]
+    shots, labels = F.normalize(memory.exemplars[some]), memory.labels[some]
     at = labels - base
     said = (shots * predicted[at]).sum(1)
     length = predicted.square().sum(1)
-    near = neighbours.nearness(prototypes[base:], prototypes[:base], engine.settings.gamma) if engine.draws else None
 
     def expected(rows: Tensor, count: Tensor, said: Tensor, likeness: Tensor) -> Tensor:
-        """The cosine that a new image is expected to have to a prototype of `count` shots, name and neighbours."""
+        """The cosine that a new image is expected to have to a prototype of `count` shots and the name.
+
+        What neighbours add is left out: on validation banks, what is expected of single shots is rather too high.
+        """
         share = engine._trust(miss[rows], likeness, count)
         mean = (1 - share) * likeness + share * said
         variance = (1 - share) ** 2 * (likeness + (1 - likeness) / count.clamp(min=1))
-        found = mean / (variance + 2 * share * (1 - share) * said + share**2 * length[rows]).clamp(min=1e-6).sqrt()
-        return found if near is None else found * neighbours.gain(count, engine.pull, near)
+        return mean / (variance + 2 * share * (1 - share) * said + share**2 * length[rows]).clamp(min=1e-6).sqrt()
 
     # Classes differ by their number of shots alone: what a few shots say of their own class would be mostly noise.
     every = torch.arange(len(counts), device=at.device)
     usual = said.mean() if len(said) else predicted.norm(dim=1).mean() / 2
     by_class = expected(every, memory.counts[base:], usual.expand(len(counts)), alike.mean().expand(len(counts)))
+    if engine.draws:  # which does more for a class of few shots
+        by_class = by_class * engine.pull.gain(memory.counts[base:], _nearness(engine, predicted, miss, alike))
     if not len(shots):
         return (said, labels, shots, by_class), 1
-    whole = torch.cat([shots[:, None], memory.views[some]], 1).mean(1)
+    whole = torch.cat([memory.exemplars[some, None], memory.views[some]], 1).mean(1)
     groups = taken_together(shots, labels, 2 - 2 * alike.mean())
     same = groups[:, None] == groups
     alone = (same.sum(1) >= counts[at])[:, None]
@@ -195,6 +198,14 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor,
     spreads = torch.where(single[:, None], guess[:, None] + apart[:, None] * places, own[:, None])
     labels, shots = labels.repeat_interleave(IMPUTED), shots.repeat_interleave(IMPUTED, 0)
     return (spreads.flatten(), labels, shots, by_class), IMPUTED
+
+
+def _nearness(engine: Engine, predicted: Tensor, miss: Tensor, alike: Tensor) -> Tensor:
+    """The mean cosine of novel prototypes with the base classes that they look like, before they are drawn to these."""
+    memory, base = engine.memory, engine.memory.base
+    share = engine._trust(miss, alike, memory.counts[base:])[:, None]
+    means = F.normalize((1 - share) * memory.shown[base:] + share * predicted)
+    return nearness(means, memory.mean[:base], engine.settings.gamma)
 
 
 def _deviation(features: Tensor, labels: Tensor) -> Tensor:

@@ -164,8 +164,8 @@ def it_uses_no_more_than_it_declares(course: Course) -> None:
 def it_keeps_no_image_that_it_does_not_declare(course: Course) -> None:
     """Single images, or their features, are in the state only if exemplars of their kind are declared.
 
-    Features are found as they are; whatever was made of them, more images of that kind then leave a larger state, while
-    what has a bound, such as some directions of each class, has reached it.
+    Features are found as they are; whatever was made of them, fewer images of that kind leave a smaller state, while
+    what has a bound, such as sixteen directions of each class, has reached it with these too.
     """
     base, novel = _exemplars(course.choice.needs)
     if base and novel:
@@ -182,9 +182,10 @@ def it_keeps_no_image_that_it_does_not_declare(course: Course) -> None:
             rows = F.normalize(value.reshape(-1, dimension).float())
             found = bool((images @ rows.T > 1 - 1e-6).any())
             _need(not found, f"{name} holds features of single {kind}: declare {EXEMPLARS}")
-    more = World.of(((5, 5), (5, 5)) if novel else ((10, 10), (10, 10)), base=20 if base else 40, choice=course.choice)
-    for name, value in last(course.choice, more).state_dict().items():
-        grown = value.ndim >= 2 and (name not in state or value.numel() > state[name].numel())
+    fewer = World.of(((5, 5), (5, 5)) if novel else ((4, 4), (4, 4)), base=20 if base else 16, choice=course.choice)
+    less = last(course.choice, fewer).state_dict()
+    for name, value in state.items():
+        grown = value.ndim >= 2 and (name not in less or value.numel() > less[name].numel())
         _need(not grown, f"{name} is larger with more {kind}, so it keeps single ones: declare {EXEMPLARS}")
 
 

@@ -48,8 +48,8 @@ class _Asked:
 class Predictor:
     """A thread per core of a CPU, which decodes, encodes and answers what waits, a single photo at once.
 
-    A photo that is alone is lent all cores while they have nothing else to do. A GPU has one thread, which takes more
-    at a time, and others that decode for it.
+    A photo that is alone is lent all cores while they have nothing else to do, where the runtime can use them
+    (`concm.backbones.fast`). A GPU has one thread, which takes more at a time, and others that decode for it.
     """
 
     def __init__(self, encoder: Encoder) -> None:

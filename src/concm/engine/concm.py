@@ -56,7 +56,7 @@ class Engine(Stateful):
 
     settings = Settings()
     values = ("seed", "names", "pool", "smr", "remarks", "senses", "point", "reach", "neighbours")
-    older: ClassVar = {"reach": 0.0, "neighbours": [0.0, 1.0]}
+    older: ClassVar = {"reach": 0.0, "neighbours": [0.0]}
     structure: Tensor
     free: Tensor
     lift: Tensor
@@ -327,7 +327,7 @@ class Engine(Stateful):
     @property
     def neighbours(self) -> list[float]:
         """How far prototypes are drawn, as plain numbers."""
-        return [self.pull.strength, self.pull.usual]
+        return [self.pull.strength, self.pull.usual, self.pull.met]
 
     @neighbours.setter
     def neighbours(self, known: list[float]) -> None:

@@ -24,10 +24,13 @@ FEWEST = 3
 
 @dataclass(frozen=True)
 class Pull:
-    """How many shots the neighbours of a class are worth, and the cosine with them that an image of it has."""
+    """How many shots the neighbours of a class are worth, the cosine that the image has that chose them (`usual`), and
+    the one that other images of the class have with them (`met`).
+    """
 
     strength: float = 0.0
     usual: float = 1.0
+    met: float = 0.0
 
     @classmethod
     @torch.no_grad()
@@ -51,7 +54,7 @@ class Pull:
         both = float((units * near).sum())
         alike, seen = (float(sums.square().sum()) - len(units)) / pairs, both / len(units)
         met = (float((sums * towards).sum()) - both) / pairs
-        return cls(max(0.0, met - alike * seen) / max(alike - met * seen, 1e-3), max(seen, 1e-3))
+        return cls(max(0.0, met - alike * seen) / max(alike - met * seen, 1e-3), max(seen, 1e-3), met)
 
     def drawn(self, means: Tensor, counts: Tensor, base: Tensor, gamma: float) -> Tensor:
         """Unit prototypes (n, d) of `counts` shots, drawn to the base classes (b, d) that they look like.
@@ -62,13 +65,13 @@ class Pull:
         share = self._share(counts, (means * near).sum(1))[:, None]
         return F.normalize((1 - share) * means + share * near)
 
-    def gain(self, counts: Tensor, cosine: Tensor) -> Tensor:
-        """By what factor a new image's cosine with a prototype grows as this is drawn to neighbours at that `cosine`.
+    def expected(self, found: Tensor, counts: Tensor, cosine: Tensor) -> Tensor:
+        """The cosine of a new image with a drawn prototype, where it is `found` with one that is not.
 
-        An image is about as like the neighbours of its class as it is like a prototype of few shots.
+        The prototype had that `cosine` with its neighbours.
         """
         share = self._share(counts, cosine)
-        return (1 - 2 * share * (1 - share) * (1 - cosine)).rsqrt()
+        return ((1 - share) * found + share * self.met) / (1 - 2 * share * (1 - share) * (1 - cosine)).sqrt()
 
     def _share(self, counts: Tensor, cosine: Tensor) -> Tensor:
         """The share of the neighbours in a prototype, smaller where they are less like it than is usual."""

@@ -36,7 +36,8 @@ class Trial:
 
     `held` and `shots` are their features; `expected` (novel classes,) is the cosine to its prototype that a new image
     of each class is expected to have, by the number of its shots; `seen` marks the classes that have any; `copies` are
-    the rows that stand for each shot.
+    the rows that stand for each shot. `added` (n,) is what neighbours add to the own score of a single shot, which
+    counts for how sure an answer is, and not for the operating point: what that expects is rather too high already.
     """
 
     held: Tensor
@@ -49,6 +50,7 @@ class Trial:
     seen: Tensor
     count: int
     copies: int
+    added: Tensor
 
     @classmethod
     @torch.no_grad()
@@ -60,11 +62,11 @@ class Trial:
         some = _some(memory.held_labels, engine.seed, len(prototypes))
         held, held_labels = F.normalize(memory.held[some]), memory.held_labels[some]
         known = torch.cat([F.normalize(memory.apart), prototypes[base:]])
-        (own, labels, shots, expected), copies = _left_out(engine, prototypes)
+        (own, labels, shots, expected, added), copies = _left_out(engine, prototypes)
         scores = (softened(shots, engine.reach) @ prototypes.T).scatter(1, labels[:, None], own[:, None])
         seen = memory.counts[base:] > 0
         plain = softened(held, engine.reach) @ known.T
-        return cls(held, shots, plain, held_labels, scores, labels, expected, seen, base, copies)
+        return cls(held, shots, plain, held_labels, scores, labels, expected, seen, base, copies, added)
 
     @torch.no_grad()
     def total(self, head: Head) -> tuple[Tensor, Tensor]:
@@ -72,7 +74,8 @@ class Trial:
 
         The structure has seen the shots: its score of a shot's own class is lowered as much as the prototype's is.
         """
-        plain = torch.cat([self.base_scores, self.novel_scores])
+        novel = self.novel_scores.scatter_add(1, self.novel_labels[:, None], self.added[:, None])
+        plain = torch.cat([self.base_scores, novel])
         labels = torch.cat([self.base_labels, self.novel_labels])
         if not head.structured:
             return plain.add_(head.bias), labels
@@ -81,7 +84,7 @@ class Trial:
         column = self.novel_labels[:, None]
         shown = softened(self.shots, head.reach)
         seen = (shown @ head.prototypes.T).gather(1, column).clamp(min=1e-6)
-        lowered = structural[len(self.held) :].gather(1, column) * (self.novel_scores.gather(1, column) / seen)
+        lowered = structural[len(self.held) :].gather(1, column) * (novel.gather(1, column) / seen)
         structural[len(self.held) :] = structural[len(self.held) :].scatter(1, column, lowered)
         return head.share * plain + (1 - head.share) * structural + head.bias, labels
 
@@ -137,9 +140,9 @@ def _some(labels: Tensor, seed: int, classes: int) -> Tensor:
     return order.sort().values.to(labels.device)
 
 
-def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], int]:
-    """Each shot's score of its own class if it were new, its label, its features, and the classes' expected scores;
-    and how many rows stand for a shot.
+def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], int]:
+    """Each shot's score of its own class if it were new, its label, its features, the classes' expected scores, and
+    what neighbours add to the first; and how many rows stand for a shot.
 
     A shot is left out of its prototype with all shots that were taken together with it, and its score is raised by as
     much as a prototype of all shots is expected to do better. A single shot cannot be left out: its own score is
@@ -159,10 +162,7 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor,
     length = predicted.square().sum(1)
 
     def expected(rows: Tensor, count: Tensor, said: Tensor, likeness: Tensor) -> Tensor:
-        """The cosine that a new image is expected to have to a prototype of `count` shots and the name.
-
-        What neighbours add is left out: on validation banks, what is expected of single shots is rather too high.
-        """
+        """The cosine that a new image is expected to have to a prototype of `count` shots and the name."""
         share = engine._trust(miss[rows], likeness, count)
         mean = (1 - share) * likeness + share * said
         variance = (1 - share) ** 2 * (likeness + (1 - likeness) / count.clamp(min=1))
@@ -173,9 +173,10 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor,
     usual = said.mean() if len(said) else predicted.norm(dim=1).mean() / 2
     by_class = expected(every, memory.counts[base:], usual.expand(len(counts)), alike.mean().expand(len(counts)))
     if engine.draws:  # which does more for a class of few shots
-        by_class = by_class * engine.pull.gain(memory.counts[base:], _nearness(engine, predicted, miss, alike))
+        near = _nearness(engine, predicted, miss, alike)
+        by_class = engine.pull.expected(by_class, memory.counts[base:], near)
     if not len(shots):
-        return (said, labels, shots, by_class), 1
+        return (said, labels, shots, by_class, said), 1
     whole = torch.cat([memory.exemplars[some, None], memory.views[some]], 1).mean(1)
     groups = taken_together(shots, labels, 2 - 2 * alike.mean())
     same = groups[:, None] == groups
@@ -189,15 +190,18 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor,
     own = own + expected(at, counts[at], said, alike[at]) - expected(at, left.clamp(min=1), said, alike[at])
     single = left < 1
     if not single.any():
-        return (own, labels, shots, by_class), 1
+        return (own, labels, shots, by_class, torch.zeros_like(own)), 1
     places = torch.special.ndtri((torch.arange(IMPUTED, device=at.device) + 0.5) / IMPUTED).to(shots.dtype)
     guess = expected(at, counts[at], said, alike[at])
     apart = _deviation(memory.held[:PAIRED], memory.held_labels[:PAIRED]) * (
         1 - engine._trust(miss[at], alike[at], counts[at])
     )
     spreads = torch.where(single[:, None], guess[:, None] + apart[:, None] * places, own[:, None])
-    labels, shots = labels.repeat_interleave(IMPUTED), shots.repeat_interleave(IMPUTED, 0)
-    return (spreads.flatten(), labels, shots, by_class), IMPUTED
+    added = torch.zeros_like(guess)
+    if engine.draws:
+        added = torch.where(single, engine.pull.expected(guess, counts[at], near) - guess, 0.0)
+    labels, shots, added = (part.repeat_interleave(IMPUTED, 0) for part in (labels, shots, added))
+    return (spreads.flatten(), labels, shots, by_class, added), IMPUTED
 
 
 def _nearness(engine: Engine, predicted: Tensor, miss: Tensor, alike: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ def test_requests_go_through_the_backbone_together(device):
     predictor.close()
 
 
-def test_a_photo_that_is_alone_is_lent_all_cores():
+def test_a_photo_that_is_alone_is_lent_other_cores():
     """Two that come at the same time have one each: the second waits for nobody, and the first one's are not taken."""
     lent, begun, go = [], threading.Semaphore(0), threading.Event()
 

@@ -21,6 +21,8 @@ from concm.classifier.photos import Photo
 from concm.classifier.stream import BATCH, PILE, Encoded
 
 T = TypeVar("T")
+SHARED = 4
+"""Cores that one photo is lent at most: its layers are too small for more."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class _Asked:
 class Predictor:
     """A thread per core of a CPU, which decodes, encodes and answers what waits, a single photo at once.
 
-    A photo that is alone is lent all cores while they have nothing else to do, where the runtime can use them
+    A photo that is alone is lent other cores while they have nothing else to do, where the runtime can use them
     (`concm.backbones.fast`). A GPU has one thread, which takes more at a time, and others that decode for it.
     """
 
@@ -86,7 +88,7 @@ class Predictor:
                 self._busy += 1
                 alone = self._busy == len(pile) == 1
             try:
-                with lend(len(self._threads) if alone else 1):
+                with lend(min(len(self._threads), SHARED) if alone else 1):
                     self._answer(pile)
             except BaseException as error:
                 for asked in pile:

@@ -184,6 +184,19 @@ def test_classes_of_fewer_shots_are_lifted_by_what_they_lack_beside_their_neighb
     assert lacking[0] > lacking[1] > 0
 
 
+@pytest.mark.parametrize("shots", [1, 4])
+def test_without_a_metric_the_length_of_features_does_not_count(shots):
+    lifts = []
+    for length in (1.0, 20.0):
+        world = World()
+        session = world.session(1, LATER, shots)
+        world.base = BaseSession.of(replace(world.base, features=length * world.base.features))
+        longer = replace(session, features=length * session.features)
+        engine = taught(world, longer, whitening=None, calibrate="none", prototypes=1.0)
+        lifts.append(engine.lift)
+    torch.testing.assert_close(lifts[0], lifts[1], atol=2e-3, rtol=0)
+
+
 # held-out base images
 
 

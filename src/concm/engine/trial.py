@@ -214,6 +214,7 @@ def _nearness(engine: Engine, predicted: Tensor, miss: Tensor, alike: Tensor) ->
 
 def _deviation(features: Tensor, labels: Tensor) -> Tensor:
     """Standard deviation of the cosine of two images of one class, around the mean over all classes."""
-    cosines = features @ features.T
+    unit = F.normalize(features)
+    cosines = unit @ unit.T
     pairs = (labels[:, None] == labels) & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     return cosines[pairs].std(correction=0) if pairs.any() else features.new_tensor(0.1)

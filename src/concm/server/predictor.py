@@ -22,7 +22,7 @@ from concm.classifier.stream import BATCH, PILE, Encoded
 
 T = TypeVar("T")
 SHARED = 4
-"""Cores that one photo is lent at most: its layers are too small for more."""
+"""Cores that one photo is lent at most; two were measured, and its layers are small."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import ast
 import doctest
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from concm.errors import ConcmError, Misuse
 from concm.methods import registry as registered
 
 SOURCE = Path(concm.__file__).parent
-SHARED = ("cluster", "errors", "files", "importing", "metrics", "progress", "records")
+SHARED = ("cluster", "errors", "files", "importing", "metrics", "progress", "records", "runtime")
 """Small modules that every room may use; they use no room."""
 ORDER = (
     ("data",),
@@ -176,6 +177,31 @@ def test_importing_it_imports_nothing_slow_and_changes_nothing():
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_onnxruntime_is_imported_in_one_place_that_keeps_it_from_reporting(tmp_path):
+    pytest.importorskip("onnx", reason='onnx is not installed: pip install -e ".[onnx]"')
+    naming = re.compile(r"^\s*(import|from) onnxruntime", re.M)
+    free = [
+        path.name
+        for path in modules()
+        if naming.search(re.sub(r"if TYPE_CHECKING:\n(    .*\n)+", "", path.read_text()))
+    ]
+    assert free == []
+    program = (
+        "import numpy as np\n"
+        "from onnx import TensorProto as kind, helper as make\n"
+        "own = lambda name: make.make_tensor_value_info(name, kind.FLOAT, ['n', 2])\n"
+        "graph = make.make_graph([make.make_node('Relu', ['x'], ['y'])], 'g', [own('x')], [own('y')])\n"
+        "model = make.make_model(graph, opset_imports=[make.make_opsetid('', 17)], ir_version=8)\n"
+        "from concm.backbones.onnx import session\n"
+        "session(model.SerializeToString()).run(None, {'x': np.ones((1, 2), np.float32)})\n"
+    )
+    home = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    home |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-c", program], env=home, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.rglob("*")) == []
 
 
 @pytest.mark.parametrize(

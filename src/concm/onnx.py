@@ -27,6 +27,7 @@ from concm.classifier.photos import Photo, Picture, called, find_photos
 from concm.classifier.structure import GOES_WITH, Structure
 from concm.data.images import BrokenPicture
 from concm.errors import ConcmError, Misuse, at_least, in_a_line, loading
+from concm.runtime import onnxruntime
 
 BATCH = 16
 
@@ -44,7 +45,7 @@ class Runner:
 
     def __init__(self, network: str | os.PathLike[str], structure: str | os.PathLike[str] | None = None) -> None:
         try:
-            import onnxruntime
+            runtime = onnxruntime()
         except ImportError as error:
             raise Misuse("an exported classifier needs onnxruntime: pip install onnxruntime") from error
         path = Path(network)
@@ -52,7 +53,7 @@ class Runner:
             if not path.is_file():
                 raise FileNotFoundError
             try:
-                self._session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+                self._session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
             except Exception as error:  # those of onnxruntime have no common type
                 raise ValueError(in_a_line(error)) from error
             told = self._session.get_modelmeta().custom_metadata_map

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from concm.backbones import cores
 from concm.backbones.efficientnet_lite import EfficientNetLite
 from concm.backbones.onnx import session
+from concm.runtime import onnxruntime
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -58,7 +59,8 @@ def fast(network: nn.Module) -> nn.Module:
         return network
     try:
         import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
+
+        onnxruntime()
     except ImportError:
         return network
     return Fast(network)

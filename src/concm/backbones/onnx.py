@@ -16,6 +16,7 @@ from concm.data.scenarios import natural
 from concm.data.transform import Transform
 from concm.errors import Misuse, in_a_line, loading
 from concm.records import from_json
+from concm.runtime import onnxruntime
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -59,20 +60,21 @@ def session(model: bytes, threads: int = 1) -> InferenceSession:
 
     With more `threads`, they share the work on what is run; those that wait for others do so without using a core.
     """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
+    runtime = onnxruntime()
+    options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    made: InferenceSession = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return made
 
 
 def found(path: Path) -> Found:
     """The network of a file, with pictures as its metadata `transform` says, or as its input is large."""
     try:
         import onnx
-        import onnxruntime  # noqa: F401
+
+        onnxruntime()
     except ImportError as error:
         raise Misuse('an ONNX backbone needs more packages: pip install "concm[onnx]"') from error
     with loading(path, "ONNX file", "export it again"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from hypothesis import settings
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background, whose children would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # some tests import onnxruntime themselves
 
 settings.register_profile("repeatable", deadline=None, max_examples=40, derandomize=True, database=None)
 settings.load_profile("repeatable")

@@ -195,8 +195,7 @@ class Engine(Stateful):
         memory, novel = self.memory, slice(self.memory.base, None)
         if self.prior is not None:
             predicted, miss = self._predicted()
-            share = self._trust(miss, self.likeness()[novel], memory.counts[novel])[:, None]
-            mean = (1 - share) * memory.shown[novel] + share * predicted
+            mean = self.completed(memory.shown[novel], predicted, miss, self.likeness()[novel], memory.counts[novel])
         else:
             mean = self.calibrated(tuple(self.names[novel]), memory.shown[novel])
         mean = self.drawn(mean, memory.counts[novel])
@@ -240,6 +239,11 @@ class Engine(Stateful):
         """The base classes from which names are learned."""
         assert isinstance(self.semantics, Semantics)
         return Family(self.semantics, self.pool)
+
+    def completed(self, means: Tensor, predicted: Tensor, miss: Tensor, likeness: Tensor, counts: Tensor) -> Tensor:
+        """Prototypes (n, d): means of so many shots, completed by what names predict as far as these are trusted."""
+        share = self._trust(miss, likeness, counts)[:, None]
+        return (1 - share) * means + share * predicted
 
     def _trust(self, miss: Tensor, likeness: Tensor, counts: Tensor) -> Tensor:
         """The share of a name in the prototype of its class; without a shot it is all there is."""

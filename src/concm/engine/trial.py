@@ -184,8 +184,7 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor,
     same = torch.where(alone, torch.eye(len(at), dtype=torch.bool, device=at.device), same).to(shots.dtype)
     left = counts[at] - same.sum(1)
     rest = (counts[at, None] * memory.shown[labels] - same @ whole) / left.clamp(min=1)[:, None]
-    share = engine._trust(miss[at], alike[at], left)[:, None]
-    kept = engine.drawn((1 - share) * rest + share * predicted[at], left)
+    kept = engine.drawn(engine.completed(rest, predicted[at], miss[at], alike[at], left), left)
     own = (F.normalize(kept) * softened(shots, engine.reach)).sum(1)
     own = own + expected(at, counts[at], said, alike[at]) - expected(at, left.clamp(min=1), said, alike[at])
     single = left < 1
@@ -207,8 +206,7 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor,
 def _nearness(engine: Engine, predicted: Tensor, miss: Tensor, alike: Tensor) -> Tensor:
     """The mean cosine of novel prototypes with the base classes that they look like, before they are drawn to these."""
     memory, base = engine.memory, engine.memory.base
-    share = engine._trust(miss, alike, memory.counts[base:])[:, None]
-    means = F.normalize((1 - share) * memory.shown[base:] + share * predicted)
+    means = F.normalize(engine.completed(memory.shown[base:], predicted, miss, alike, memory.counts[base:]))
     return nearness(means, memory.mean[:base], engine.settings.gamma)
 
 

@@ -38,7 +38,8 @@ def page(found: Table, others: list[Table], picture: str) -> str:
     owned = [other for other in others if other.base_session and own(other)]
     fuller = [other for other in others if not own(other) and _same(other, found)]
     plain = [other for other in others if not own(other) and not _same(other, found)]
-    lines = [*_beginning(found, picture), *_shared(found), *_fuller(found, fuller), *_equal(found), *_against(found)]
+    lines = [*_beginning(found, picture), *_shared(found), *_fuller(found, fuller), *_equal([found, *fuller])]
+    lines += _against(found)
     if tuned:
         lines += tuning(tuned)
     if owned or plain:
@@ -117,7 +118,8 @@ def _fuller(found: Table, others: list[Table]) -> list[str]:
         known = found.given is not None and other.given is not None
         alike = known and found.given.candidates == other.given.candidates  # type: ignore[union-attr]
         shots = "The same candidates and so the same shots" if alike else "Other draws"
-        lines += [f"{shots}, {ran(other)}.{given(other)}", "", *table(other, other.rows), ""]
+        rows = [row for row in other.rows if not _level(row)]
+        lines += [f"{shots}, {ran(other)}.{given(other)}", "", *table(other, rows), ""]
     return lines
 
 
@@ -131,10 +133,10 @@ def _same(one: Table, other: Table) -> bool:
     return bool(one.backbone["weights"] == other.backbone["weights"])
 
 
-def _equal(found: Table) -> list[str]:
+def _equal(tables: list[Table]) -> list[str]:
     """Methods with what this library adds to its engine, beside the engine, and what that is worth to each."""
-    rows = [row for row in found.rows if _level(row)]
-    if not rows:
+    some = [found for found in tables if any(map(_level, found.rows))]
+    if not some:
         return []
     lines = [
         "## On equal footing",
@@ -143,15 +145,24 @@ def _equal(found: Table) -> list[str]:
         f"(`concm bench --method {EQUAL}NAME`), beside the engine, which has them by itself. The last column is what "
         "that adds to a method's AHM, paired by draw.",
         "",
-        *ruled("rank", "method", *MEASURED, "AHM added"),
     ]
-    compared = [*rows, *(row for row in found.rows if row.method == OURS)]
+    for found in some:
+        if found is not tables[0]:
+            lines += [f"With another part of the same images, {ran(found)}.{given(found)}", ""]
+        lines += [*_level_rows(found), ""]
+    return lines
+
+
+def _level_rows(found: Table) -> list[str]:
+    """The rows on equal footing of one bank, and the engine's."""
+    lines = ruled("rank", "method", *MEASURED, "AHM added")
+    compared = [row for row in found.rows if _level(row) or row.method == OURS]
     places, note = placed(compared, compared)
     for rank, row in places:
         plain = found.row(row.method.removeprefix(EQUAL)) if _level(row) else None
         gain = None if plain is None else _lead(row, plain, "ahm")[0]
         lines.append(line(rank, mark(row.method), *cells(row), "–" if gain is None else apart(gain)))
-    return [*lines, *note, ""]
+    return [*lines, *note]
 
 
 def _level(row: Row) -> bool:

@@ -17,5 +17,7 @@ WORKDIR /store
 VOLUME /store
 ENV PATH=/opt/concm/bin:$PATH CONCM_CACHE=/tmp/concm HOME=/tmp
 EXPOSE 8000
+# A process that is the first one of a container hears no SIGTERM until it listens for it.
+STOPSIGNAL SIGINT
 ENTRYPOINT ["concm"]
 CMD ["serve", "/store", "--host", "0.0.0.0", "--port", "8000"]

@@ -35,7 +35,7 @@ from concm.classifier import classifier as predicting
 from concm.classifier.classifier import Classifier
 from concm.classifier.evaluation import auroc, calibration_error
 from concm.classifier.prediction import whole
-from concm.classifier.stream import encoded
+from concm.classifier.stream import encoded, in_piles
 from concm.files import write_whole
 from concm.metrics import accuracies, confusion, harmonic, trade_off
 
@@ -228,7 +228,7 @@ class Answers:
 
 def answers(classifier: Classifier, names: Sequence[str], photos: Sequence[Path], features: Tensor) -> Answers:
     """What `predict` says of photos whose features are in the cache."""
-    with patch.object(predicting, "encoded", partial(encoded, remember=True)):
+    with patch.object(predicting, "in_piles", partial(in_piles, remember=True)):
         said = classifier.predict(photos, top=1)
     familiar = [getattr(one, "familiarity", None) for one in said]
     if None in familiar:

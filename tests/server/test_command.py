@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -33,11 +34,23 @@ def test_it_prints_its_address_answers_there_and_ends_quietly(store):
             )
             with urllib.request.urlopen(request) as answer:
                 assert json.load(answer)["classes"] == 6
+            hang_up(int(address[0].split(":")[-1].rstrip("/")))
             server.send_signal(signal.SIGINT)
             assert server.wait(30) == 0
             assert server.stderr.read() == ""
         finally:
             server.kill()
+
+
+def hang_up(port: int) -> None:
+    """Begin to send a photo, and go away."""
+    head = (
+        f"POST /api/predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer the-token-of-this-test\r\n"
+        "Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 100000\r\n\r\n"
+        '--b\r\nContent-Disposition: form-data; name="photos"; filename="x.jpg"\r\n\r\n'
+    )
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        line.sendall(head.encode() + bytes(1000))
 
 
 def test_other_machines_are_let_in_only_with_a_token(store, capsys, monkeypatch):

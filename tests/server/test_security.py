@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import socket
 from contextlib import suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from PIL import Image
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from concm.errors import ConcmError, Misuse
 from concm.server.app import _listening, is_loopback, serve
-from concm.server.security import HEADERS, Hosts, Keys
+from concm.server.security import HEADERS, Guard, Hosts, Keys
 from tests.support.serving import (
     BEARER,
     HOST,
@@ -360,3 +363,48 @@ def test_headers_that_never_end_do_not_fill_the_memory(store):
 
 def test_a_program_needs_no_cookie_and_no_csrf_token(program):
     assert program.post("/api/undo", json={}, headers=BEARER).status_code == 200
+
+
+# requests that never end
+
+
+def asked(receive) -> list[dict[str, Any]]:
+    """What the guard sends where an application waits for the whole of a request with the token."""
+
+    async def app(scope, receive, send):
+        await Request(scope, receive).body()
+
+    sent: list[dict[str, Any]] = []
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"host", b"127.0.0.1:8000"), (b"authorization", f"Bearer {TOKEN}".encode())]
+    scope = {"type": "http", "method": "POST", "path": "/api/predict", "headers": headers, "query_string": b""}
+    guard = Guard(app, Keys(TOKEN), Hosts(frozenset({"127.0.0.1"}), 8000))
+
+    async def ended() -> None:
+        task = asyncio.ensure_future(guard(scope, receive, send))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await task
+
+    asyncio.run(ended())
+    return sent
+
+
+def test_who_hangs_up_in_the_middle_is_no_error_and_gets_no_answer():
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    assert asked(receive) == []
+
+
+def test_where_the_server_ends_before_a_request_does_that_is_said():
+    async def receive():
+        await asyncio.sleep(60)
+
+    start, body = asked(receive)
+    assert start["status"] == 503
+    assert (b"x-content-type-options", b"nosniff") in start["headers"]
+    assert b"the server is ending" in body["body"]

@@ -32,7 +32,8 @@ LOST = 0.01
 
 @dataclass(frozen=True)
 class Trial:
-    """Prototype scores and labels of held-out base images and of left-out novel shots.
+    """Prototype scores and labels of held-out base images, of which their own classes' prototypes know nothing, and of
+    left-out novel shots.
 
     `held` and `shots` are their features; `expected` (novel classes,) is the cosine to its prototype that a new image
     of each class is expected to have, by the number of its shots; `seen` marks the classes that have any; `copies` are
@@ -61,11 +62,12 @@ class Trial:
         prototypes = F.normalize(memory.mean)
         some = _some(memory.held_labels, engine.seed, len(prototypes))
         held, held_labels = F.normalize(memory.held[some]), memory.held_labels[some]
-        known = torch.cat([F.normalize(memory.apart), prototypes[base:]])
         (own, labels, shots, expected, added), copies = _left_out(engine, prototypes)
         scores = (softened(shots, engine.reach) @ prototypes.T).scatter(1, labels[:, None], own[:, None])
         seen = memory.counts[base:] > 0
-        plain = softened(held, engine.reach) @ known.T
+        shown = softened(held, engine.reach)
+        apart = (shown * F.normalize(memory.apart)[held_labels]).sum(1)
+        plain = (shown @ prototypes.T).scatter(1, held_labels[:, None], apart[:, None])
         return cls(held, shots, plain, held_labels, scores, labels, expected, seen, base, copies, added)
 
     @torch.no_grad()
@@ -144,8 +146,9 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor,
     """Each shot's score of its own class if it were new, its label, its features, the classes' expected scores, and
     what neighbours add to the first; and how many rows stand for a shot.
 
-    A shot is left out of its prototype with all shots that were taken together with it, and its score is raised by as
-    much as a prototype of all shots is expected to do better. A single shot cannot be left out: its own score is
+    A shot is left out of its prototype with all shots that were taken together with it. What is left is drawn to its
+    neighbours as a prototype of all shots is, and the score is raised by as much as such a one is expected to do better
+    beside that. A single shot cannot be left out: its own score is
     imputed, at several places of the distribution that two held-out images of a base class have.
     """
     memory, base = engine.memory, engine.memory.base
@@ -184,7 +187,7 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor,
     same = torch.where(alone, torch.eye(len(at), dtype=torch.bool, device=at.device), same).to(shots.dtype)
     left = counts[at] - same.sum(1)
     rest = (counts[at, None] * memory.shown[labels] - same @ whole) / left.clamp(min=1)[:, None]
-    kept = engine.drawn(engine.completed(rest, predicted[at], miss[at], alike[at], left), left)
+    kept = engine.drawn(engine.completed(rest, predicted[at], miss[at], alike[at], left), counts[at])
     own = (F.normalize(kept) * softened(shots, engine.reach)).sum(1)
     own = own + expected(at, counts[at], said, alike[at]) - expected(at, left.clamp(min=1), said, alike[at])
     single = left < 1

@@ -7,6 +7,7 @@ as `Authorization: Bearer TOKEN`.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -111,8 +112,21 @@ class Guard:
                 await self.app(scope, receive, send)
             return
         request = Request(scope)
-        answer = self._answer(request)
-        await (answer or self.app)(scope, _limited(receive, self.limit), _with_headers(send))
+        answer, begun = self._answer(request), False
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await (answer or self.app)(scope, _limited(receive, self.limit), _with_headers(noted))
+        except ClientDisconnect:
+            return  # who hung up is not there to be answered
+        except asyncio.CancelledError:  # the server ends, and the rest of the request will not be waited for
+            if begun:
+                raise
+            await _refusal(503, "the server is ending")(scope, receive, _with_headers(send))
 
     def _answer(self, request: Request) -> Response | None:
         """What is said instead of the application, if anything."""

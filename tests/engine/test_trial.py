@@ -106,6 +106,7 @@ def only(session: Session, *shots: int) -> Session:
 @pytest.mark.promise
 @pytest.mark.parametrize("views", [0, 2])
 def test_a_shot_left_out_has_the_score_of_an_engine_that_never_saw_it(views):
+    """But that the engine's prototype is drawn to its neighbours as one of all shots would be."""
     world = World()
     session = world.session(1, LATER, 4, views)
     engine = taught(world, session, calibrate="none")
@@ -118,8 +119,10 @@ def test_a_shot_left_out_has_the_score_of_an_engine_that_never_saw_it(views):
         label = int(session.labels[row])
         other = taught(world, without(session, row), calibrate="none")
         shot = softened(other.metric(session.features[row : row + 1]), other.reach)
-        expected = float(shot @ F.normalize(other.memory.mean)[label])
+        left, drawn = other.memory.shown[label : label + 1], other.memory.mean[label]
+        expected = float(shot @ other.drawn(left, torch.tensor([4]))[0])
         assert float(trial.novel_scores[row, label] - raised[row]) == pytest.approx(expected, abs=1e-5)
+        assert expected != pytest.approx(float(shot @ drawn), abs=1e-5)
 
 
 def test_where_names_count_too_it_is_nearly_so():
@@ -198,6 +201,24 @@ def test_without_a_metric_the_length_of_features_does_not_count(shots):
 
 
 # held-out base images
+
+
+def test_a_held_out_image_meets_all_prototypes_as_they_are_but_its_own_class_s_without_it():
+    world = World(noise=0.16)
+    engine = taught(world, world.session(1, LATER, 4), calibrate="none")
+    trial, memory = Trial.of(engine), engine.memory
+    shown = softened(F.normalize(memory.held), engine.reach)
+    plain = shown @ F.normalize(memory.mean).T
+    own = F.one_hot(memory.held_labels, ALL).bool()
+    assert torch.allclose(trial.base_scores[~own], plain[~own], atol=1e-6)
+    units = engine.metric(world.base.features)
+    part = (units[:, None] - memory.held).abs().amax(2).amin(1) > 1e-5  # those that were not held out
+    assert int(part.sum()) == len(units) - len(memory.held)
+    for row in range(0, len(memory.held), 7):
+        label = int(memory.held_labels[row])
+        rest = F.normalize(units[part & (world.base.labels == label)].mean(0), dim=0)
+        assert float(trial.base_scores[row, label]) == pytest.approx(float(shown[row] @ rest), abs=1e-5)
+        assert float(trial.base_scores[row, label]) < float(plain[row, label])
 
 
 @pytest.mark.parametrize("lean", ["base", "even", "novel"])

@@ -444,7 +444,7 @@ def main() -> None:
             runs.append(run)
             runs.sort(key=lambda one: (one["set"] != "grocery", one["shots"], one["draw"]))
             about = {"backbone": BACKBONE, "concm": __version__, "cores": os.cpu_count()}
-            write_whole(options.json, json.dumps({**about, "runs": runs}, indent=1).encode())
+            write_whole(options.json, json.dumps({**about, "runs": runs}, separators=(",", ":")).encode())
 
         wanted = [(draw, shots) for draw in range(options.draws) for shots in options.shots]
         for load, folder in ((grocery, options.grocery), (cub, options.cub)):

@@ -33,7 +33,6 @@ class Cluster:
     def __init__(self, address: str = "ray") -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else news of killed workers go to standard output
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else it tells of jobs that an interrupt ended
         self._ray = ray = _imported()
         self._begun = not ray.is_initialized()
         if not self._begun:

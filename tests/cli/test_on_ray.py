@@ -228,7 +228,8 @@ def test_ctrl_c_ends_what_runs_on_a_cluster_and_keeps_what_is_finished(bank, tmp
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert code == 1
-    assert sentence(said) == "interrupted; finished runs are in out, the same command does the rest"
+    own = re.sub(r"(?m)^\[[^]]+\] [\w.]+:\d+: .*\n", "", said)  # Ray's core tells of a job that it lost just then
+    assert sentence(own) == "interrupted; finished runs are in out, the same command does the rest"
     assert all(Result.load(file).summary for file in (tmp_path / "out").glob("folder-*.json"))
 
 

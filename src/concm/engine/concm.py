@@ -97,9 +97,9 @@ class Engine(Stateful):
         base = self._shown(base.to(self.device))
         held = self._held(base)
         if settings.whitening is not None:
-            self.metric = Metric.whitening(base, settings.whitening, ~held)
-            self.unseen = self._unseen_likeness(base, held, self.metric, settings.whitening)
-            base = self.metric.read(base, ~held)
+            honest = Metric.whitening(base, settings.whitening, ~held)
+            self.unseen = self._unseen_likeness(base, held, honest, settings.whitening)
+            base = self._measured(base, held, honest)
             found = Pull.of(base.features[~held], base.labels[~held], base.mean, settings.gamma)
             self.pull = replace(found, strength=settings.pull * found.strength)
         self.memory = Memory.of_base(base, held)
@@ -173,6 +173,20 @@ class Engine(Stateful):
         if self.settings.novel_bias is not None:
             return torch.zeros(len(base.labels), dtype=torch.bool, device=self.device)
         return held_out(base.features, base.labels, HELD_OUT, self.seed)
+
+    def _measured(self, base: BaseSession, held: Tensor, honest: Metric) -> BaseSession:
+        """The base session in the metric, which is learned from all images that the backbone was trained on or saw.
+
+        Images that are held out are compared by the `honest` one, which did not see them.
+        """
+        if base.held is not None or not held.any() or self.settings.whitening is None:
+            self.metric = honest
+            return honest.read(base, ~held)
+        self.metric = Metric.whitening(base, self.settings.whitening)
+        found = self.metric.read(base)
+        features = found.features.clone()
+        features[held] = self.metric.unseen(base.features[held], honest, base.mean)
+        return replace(found, features=features)
 
     def _unseen_likeness(self, base: BaseSession, held: Tensor, metric: Metric, shrinkage: float) -> Tensor:
         """The cosine to be expected of two images of a class that is still to come.

@@ -72,6 +72,22 @@ class Metric(Growing):
         """Unit vectors, in which differences count the same in all directions."""
         return measured(features, self.matrices, self.weights)
 
+    def unseen(self, features: Tensor, honest: Metric, means: Tensor) -> Tensor:
+        """Features (n, d) as vectors whose products with those of this metric are the cosines of `honest`.
+
+        A metric brings the images it was learned from nearer to their own classes than it does others. So `honest` is
+        one that was learned without these. The class `means` tell how long vectors of either are in the other.
+        """
+        widths, found = [matrix.shape[1] for matrix in self.matrices], []
+        parts = zip(features.split_with_sizes(widths, -1), means.split_with_sizes(widths, -1), strict=True)
+        for weight, ours, theirs, (own, mean) in zip(self.weights, self.matrices, honest.matrices, parts, strict=True):
+            left, centres = (F.normalize(part.double(), dim=-1) for part in (own, mean))
+            seen = F.normalize(_transformed(left, theirs.double()), dim=-1)
+            lengths = [_transformed(centres, matrix.double()).norm(dim=-1) for matrix in (ours, theirs)]
+            turned = torch.linalg.solve(_linear(ours.double()), (seen @ _linear(theirs.double())).T).T
+            found.append(weight * (lengths[0] / lengths[1]).mean() * turned.to(features.dtype))
+        return torch.cat(found, -1)
+
     def read(self, session: AnySession, seen: Tensor | None = None) -> AnySession:
         """The session with all features transformed by the metric; a base session's spreads are those of `features`.
 
@@ -119,6 +135,14 @@ def _transformed(unit: Tensor, matrix: Tensor) -> Tensor:
         return unit @ matrix[:width] + matrix[width:].sum(0)
     left, directions = unit - matrix[-1], matrix[:-1]
     return left - left @ directions.T @ directions
+
+
+def _linear(matrix: Tensor) -> Tensor:
+    """What a matrix of either kind multiplies by, (w, w) and symmetric, without what it takes away or adds."""
+    height, width = matrix.shape
+    if height >= width:
+        return matrix[:width]
+    return torch.eye(width, dtype=matrix.dtype, device=matrix.device) - matrix[:-1].T @ matrix[:-1]
 
 
 def _centre(unit: Tensor, labels: Tensor, classes: int) -> Tensor:

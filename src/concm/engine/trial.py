@@ -62,10 +62,11 @@ class Trial:
         prototypes = F.normalize(memory.mean)
         some = _some(memory.held_labels, engine.seed, len(prototypes))
         held, held_labels = F.normalize(memory.held[some]), memory.held_labels[some]
+        length = 1.0 if engine.metric is None else memory.held[some].norm(dim=1, keepdim=True)
         (own, labels, shots, expected, added), copies = _left_out(engine, prototypes)
         scores = (softened(shots, engine.reach) @ prototypes.T).scatter(1, labels[:, None], own[:, None])
         seen = memory.counts[base:] > 0
-        shown = softened(held, engine.reach)
+        shown = length * softened(held, engine.reach)
         apart = (shown * F.normalize(memory.apart)[held_labels]).sum(1)
         plain = (shown @ prototypes.T).scatter(1, held_labels[:, None], apart[:, None])
         return cls(held, shots, plain, held_labels, scores, labels, expected, seen, base, copies, added)

@@ -339,6 +339,33 @@ def test_it_does_not_change_when_images_that_are_held_out_do(seed):
     assert not torch.equal(Metric.whitening(other, 1.0).weights, expected.weights)
 
 
+@given(seeds, shrinkages, st.sampled_from([3, 30]))
+def test_as_if_unseen_by_itself_an_image_is_as_it_is(seed, shrinkage, images):
+    base = two_readings(seed, images=images)
+    metric = Metric.whitening(base, shrinkage)
+    torch.testing.assert_close(metric.unseen(base.features, metric, base.mean), metric(base.features))
+
+
+@pytest.mark.promise
+@given(seeds)
+def test_an_image_that_the_metric_was_learned_from_is_compared_as_if_it_was_not(seed):
+    random, width = torch.Generator().manual_seed(seed), 60
+    labels = torch.arange(12).repeat(8)
+    features = (
+        1.5 * torch.randn(12, width, generator=random)[labels] + torch.randn(len(labels), width, generator=random) + 1
+    )
+    base = BaseSession.of(Session(0, range(12), tuple("abcdefghijkl"), features, labels))
+    held = torch.arange(len(labels)) // 12 == torch.randint(8, (1,), generator=random)
+    means = BaseSession.of(replace(base, features=features[~held], labels=labels[~held])).mean
+    honest, metric = Metric.whitening(base, 0.5, ~held), Metric.whitening(base, 0.5)
+    wanted, seen = (kind(features[held]) @ kind(means).T for kind in (honest, metric))
+    found = metric.unseen(features[held], honest, means) @ metric(means).T
+    own = F.one_hot(labels[held], 12).bool()
+    assert seen[own].mean() > wanted[own].mean() + 0.02
+    assert (found - wanted)[own].mean().abs() < 0.01
+    assert (found - wanted).abs().mean() < (seen - wanted).abs().mean() / 3
+
+
 @given(seeds, st.floats(0.5, 8))
 def test_softened_vectors_keep_signs_and_order_and_count_large_coordinates_less(seed, reach):
     unit = F.normalize(torch.randn(5, 24, generator=torch.Generator().manual_seed(seed)), dim=-1)

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.engine.concm import Engine
-from concm.engine.metric import softened
-from concm.engine.operating import IMPUTED
+from concm.engine.concm import HELD_OUT, Engine
+from concm.engine.metric import Metric, softened
+from concm.engine.operating import IMPUTED, held_out
 from concm.engine.settings import Settings
 from concm.engine.trial import LOST, Trial
 from concm.features.sessions import BaseSession, Session
@@ -207,18 +207,34 @@ def test_a_held_out_image_meets_all_prototypes_as_they_are_but_its_own_class_s_w
     world = World(noise=0.16)
     engine = taught(world, world.session(1, LATER, 4), calibrate="none")
     trial, memory = Trial.of(engine), engine.memory
-    shown = softened(F.normalize(memory.held), engine.reach)
+    length = memory.held.norm(dim=1, keepdim=True)
+    shown = length * softened(F.normalize(memory.held), engine.reach)
     plain = shown @ F.normalize(memory.mean).T
     own = F.one_hot(memory.held_labels, ALL).bool()
     assert torch.allclose(trial.base_scores[~own], plain[~own], atol=1e-6)
     units = engine.metric(world.base.features)
-    part = (units[:, None] - memory.held).abs().amax(2).amin(1) > 1e-5  # those that were not held out
+    part = ~held_out(world.base.features, world.base.labels, HELD_OUT, engine.seed)
     assert int(part.sum()) == len(units) - len(memory.held)
     for row in range(0, len(memory.held), 7):
         label = int(memory.held_labels[row])
         rest = F.normalize(units[part & (world.base.labels == label)].mean(0), dim=0)
         assert float(trial.base_scores[row, label]) == pytest.approx(float(shown[row] @ rest), abs=1e-5)
         assert float(trial.base_scores[row, label]) < float(plain[row, label])
+
+
+def test_the_metric_is_learned_from_all_images_and_those_held_out_are_compared_as_if_it_was_not():
+    world = World(noise=0.16)
+    engine = taught(world, world.session(1, LATER, 4), calibrate="none", reach=0.0)
+    held = held_out(world.base.features, world.base.labels, HELD_OUT, engine.seed)
+    whole, honest = (Metric.whitening(world.base, engine.settings.whitening, seen) for seen in (None, ~held))
+    assert torch.equal(engine.metric.matrices[0], whole.matrices[0])
+    means, labels = world.base.mean, world.base.labels[held]
+    own = F.one_hot(labels, OLD.stop).bool()
+    seen, unseen = ((metric(world.base.features[held]) @ metric(means).T)[own].mean() for metric in (whole, honest))
+    found = (engine.memory.held @ whole(means).T)[own].mean()
+    assert unseen < seen
+    assert abs(found - unseen) < (seen - unseen) / 3
+    assert torch.equal(engine.memory.held_labels, labels)
 
 
 @pytest.mark.parametrize("lean", ["base", "even", "novel"])

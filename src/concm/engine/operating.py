@@ -42,7 +42,8 @@ def operating_point(base: tuple[Tensor, Tensor], novel: tuple[Tensor, Tensor], c
 
     Accuracy over all classes alone leans to the base classes, the harmonic mean (HM) of base and novel accuracy alone
     to the novel ones; `even` takes both, with HM counted twice (docs/engine.md). Each image counts as a small normal
-    distribution (Silverman's rule), because a few dozen shots would make the curves rugged.
+    distribution (Silverman's rule) where constants are compared, because a few dozen shots would make the curves
+    rugged; but spread out they are right too seldom, so the accuracies expected are those of the images as they are.
     """
     classes = base[0].shape[1]
     if count in (0, classes) or not len(base[0]) or not len(novel[0]):
@@ -57,8 +58,9 @@ def operating_point(base: tuple[Tensor, Tensor], novel: tuple[Tensor, Tensor], c
     harmonic = 2 * kept * found / (kept + found).clamp(min=1e-9)
     value = {"base": accuracy, "even": (accuracy + 2 * harmonic) / 3, "novel": harmonic}[lean]
     best = (value >= value.max() - LEVEL).nonzero().flatten()
-    at = int(best[len(best) // 2])
-    return Point(float(constants[at]), float(kept[at]), float(found[at]))
+    constant = constants[best[len(best) // 2]]
+    expected = (right * (gap > constant)).mean(), (right_novel * (gap_novel <= constant)).mean()
+    return Point(float(constant), *map(float, expected))
 
 
 def _lead(scores: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:

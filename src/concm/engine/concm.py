@@ -24,9 +24,10 @@ from concm.engine.memory import Memory, Sampler, class_statistics, class_sums, s
 from concm.engine.metric import AnySession, Metric
 from concm.engine.neighbours import FEWEST, Pull
 from concm.engine.operating import held_out, likeness
-from concm.engine.prior import NamePrior, trust
+from concm.engine.prior import NamePrior, left_out, trust
 from concm.engine.projector import Projector
 from concm.engine.settings import Settings
+from concm.engine.single import Single
 from concm.engine.state import Stateful, count_bytes
 from concm.engine.trial import Trial
 from concm.errors import Misuse
@@ -55,8 +56,8 @@ class Engine(Stateful):
     """ConCM with the three verbs of a method; see `Settings` for what can be varied."""
 
     settings = Settings()
-    values = ("seed", "names", "pool", "smr", "remarks", "senses", "point", "reach", "neighbours")
-    older: ClassVar = {"reach": 0.0, "neighbours": [0.0]}
+    values = ("seed", "names", "pool", "smr", "remarks", "senses", "point", "reach", "neighbours", "alone")
+    older: ClassVar = {"reach": 0.0, "neighbours": [0.0], "alone": []}
     structure: Tensor
     free: Tensor
     lift: Tensor
@@ -86,7 +87,7 @@ class Engine(Stateful):
         self.unseen = torch.zeros((), device=self.device)
         self.smr: float | None = None
         self.point: list[float] | None = None
-        self.reach, self.pull = self.settings.reach, Pull()
+        self.reach, self.pull, self.single = self.settings.reach, Pull(), Single()
         self.names: list[str] = []
         self.pool: list[str] = []
         self.remarks: list[str] = []
@@ -96,22 +97,31 @@ class Engine(Stateful):
         settings = self.settings
         base = self._shown(base.to(self.device))
         held = self._held(base)
+        unseen, known = F.normalize(base.features[held]), base.mean
         if settings.whitening is not None:
             honest = Metric.whitening(base, settings.whitening, ~held)
             self.unseen = self._unseen_likeness(base, held, honest, settings.whitening)
+            unseen, known = honest(base.features[held]), honest(base.mean)
             base = self._measured(base, held, honest)
             found = Pull.of(base.features[~held], base.labels[~held], base.mean, settings.gamma)
             self.pull = replace(found, strength=settings.pull * found.strength)
         self.memory = Memory.of_base(base, held)
         some = spaced(len(base.names), NAMED)
+        said = torch.zeros_like(known), known.new_zeros(len(known))
         self.names, self.pool = list(base.names), [base.names[at] for at in some]
         self._senses = bundled(base.scenario.removesuffix("-validation"))
         if settings.calibrate == "names":
-            self.prior = NamePrior.of(kinship(self.semantics, self.pool, self.pool), base.mean[some])
+            kin = kinship(self.semantics, self.pool, self.pool)
+            self.prior = NamePrior.of(kin, base.mean[some])
+            said[0][some] = left_out(kin, known[some])
+            alike = _mean_likeness(unseen, base.labels[held], len(known))
+            said[1][some] = settings.trust * trust(self.prior.miss, alike, alike.new_ones(()))
         elif settings.calibrate == "network":
             views = None if base.views is None else base.views[~held]
             seen = replace(base, features=base.features[~held], labels=base.labels[~held], views=views)
             self.calibrator = calibration.train(seen, self.semantics, settings.calibration, seed=self.seed)
+        images = unseen, base.labels[held]
+        self.single = Single.of(images, known, said, self.pull, reach=settings.reach, gamma=settings.gamma)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             sizes = (base.features.shape[1], settings.width, settings.hidden)
@@ -345,11 +355,20 @@ class Engine(Stateful):
     @property
     def neighbours(self) -> list[float]:
         """How far prototypes are drawn, as plain numbers."""
-        return [self.pull.strength, self.pull.usual, self.pull.met]
+        return [self.pull.strength, self.pull.usual]
 
     @neighbours.setter
     def neighbours(self, known: list[float]) -> None:
-        self.pull = Pull(*known)
+        self.pull = Pull(*known[:2])  # some older states have a third, which nothing needs any more
+
+    @property
+    def alone(self) -> list[float]:
+        """What is expected of a single image, as plain numbers."""
+        return [self.single.gain, self.single.slope, self.single.spread]
+
+    @alone.setter
+    def alone(self, known: list[float]) -> None:
+        self.single = Single(*known)
 
     @property
     def memory_bytes(self) -> int:

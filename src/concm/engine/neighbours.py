@@ -24,13 +24,10 @@ FEWEST = 3
 
 @dataclass(frozen=True)
 class Pull:
-    """How many shots the neighbours of a class are worth, the cosine that the image has that chose them (`usual`), and
-    the one that other images of the class have with them (`met`).
-    """
+    """How many shots the neighbours of a class are worth, and the cosine that the image has that chose them."""
 
     strength: float = 0.0
     usual: float = 1.0
-    met: float = 0.0
 
     @classmethod
     @torch.no_grad()
@@ -48,13 +45,12 @@ class Pull:
         if classes < FEWEST or not pairs:
             return cls()
         known = F.normalize(prototypes)
-        own = F.one_hot(labels, classes).to(units.dtype) * torch.finfo(units.dtype).max
-        near = F.normalize((gamma * units @ known.T - own).softmax(1) @ known)
+        near = _others(units, known, F.one_hot(labels, classes).bool(), gamma)
         sums, towards = class_sums(units, labels, classes), class_sums(near, labels, classes)
         both = float((units * near).sum())
         alike, seen = (float(sums.square().sum()) - len(units)) / pairs, both / len(units)
         met = (float((sums * towards).sum()) - both) / pairs
-        return cls(max(0.0, met - alike * seen) / max(alike - met * seen, 1e-3), max(seen, 1e-3), met)
+        return cls(max(0.0, met - alike * seen) / max(alike - met * seen, 1e-3), max(seen, 1e-3))
 
     def drawn(self, means: Tensor, counts: Tensor, base: Tensor, gamma: float) -> Tensor:
         """Unit prototypes (n, d) of `counts` shots, drawn to the base classes (b, d) that they look like.
@@ -65,13 +61,11 @@ class Pull:
         share = self._share(counts, (means * near).sum(1))[:, None]
         return F.normalize((1 - share) * means + share * near)
 
-    def expected(self, found: Tensor, counts: Tensor, cosine: Tensor) -> Tensor:
-        """The cosine of a new image with a drawn prototype, where it is `found` with one that is not.
-
-        The prototype had that `cosine` with its neighbours.
-        """
-        share = self._share(counts, cosine)
-        return ((1 - share) * found + share * self.met) / (1 - 2 * share * (1 - share) * (1 - cosine)).sqrt()
+    def apart(self, units: Tensor, base: Tensor, own: Tensor, gamma: float) -> Tensor:
+        """Images of base classes, each drawn to the others as the only shot of its class; `own` (n, b) marks that."""
+        near = _others(units, base, own, gamma)
+        share = self._share(units.new_ones(len(units)), (units * near).sum(1))[:, None]
+        return F.normalize((1 - share) * units + share * near)
 
     def _share(self, counts: Tensor, cosine: Tensor) -> Tensor:
         """The share of the neighbours in a prototype, smaller where they are less like it than is usual."""
@@ -79,11 +73,11 @@ class Pull:
         return torch.where(counts > 0, strength / (strength + counts).clamp(min=1e-12), 0.0)
 
 
-def nearness(means: Tensor, base: Tensor, gamma: float) -> Tensor:
-    """The mean cosine of unit prototypes that were not drawn yet with the base classes that they look like."""
-    return (means * _near(means, base, gamma)).sum(1).mean()
-
-
 def _near(means: Tensor, base: Tensor, gamma: float) -> Tensor:
     """Unit vectors (n, d) between the base classes that means look like."""
     return F.normalize(borrowed(means, base, F.normalize(base), gamma))
+
+
+def _others(units: Tensor, known: Tensor, own: Tensor, gamma: float) -> Tensor:
+    """Unit vectors (n, d) between the classes, other than its `own`, that each image looks like."""
+    return F.normalize((gamma * units @ known.T).masked_fill(own, -torch.inf).softmax(1) @ known)

@@ -38,11 +38,7 @@ class NamePrior(Growing):
         """Fit to base prototypes (n, d) and the kinship (n, n) of their names."""
         centre = prototypes.mean(0)
         differences = (prototypes - centre).double()
-        noisy = kin.to(differences) + NOISE * torch.eye(len(kin), dtype=torch.float64, device=prototypes.device)
-        noisy.diagonal().clamp_(min=1 + NOISE)  # a name is its own closest kin, even if nothing else is known of it
-        inverse = torch.linalg.inv(noisy)
-        weights = inverse @ differences
-        left_out = weights / inverse.diagonal()[:, None]
+        weights, left_out = _fitted(kin, differences)
         errors = (left_out, differences * len(kin) / max(1, len(kin) - 1))
         miss, apart = (error.square().sum(1).mean().to(prototypes.dtype) for error in errors)
         return cls(centre, weights.to(prototypes.dtype), miss, apart)
@@ -62,6 +58,30 @@ class NamePrior(Growing):
         """The same, from the product (n, d) of kinship and `weights`, and which names are akin to any."""
         found = self.centre + product.to(self.centre)
         return found, torch.where(akin.to(found.device), self.miss, self.apart)
+
+
+def left_out(kin: Tensor, prototypes: Tensor) -> Tensor:
+    """What base names (n, d) would predict if the prototypes of the others alone were known."""
+    return prototypes - _fitted(kin, (prototypes - prototypes.mean(0)).double())[1].to(prototypes.dtype)
+
+
+def _fitted(kin: Tensor, differences: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights (n, d) of base names, and by how much each class is missed that is left out."""
+    noisy = kin.to(differences) + NOISE * torch.eye(len(kin), dtype=torch.float64, device=differences.device)
+    noisy.diagonal().clamp_(min=1 + NOISE)  # a name is its own closest kin, even if nothing else is known of it
+    inverse = torch.linalg.inv(noisy)
+    weights = inverse @ differences
+    return weights, weights / inverse.diagonal()[:, None]
+
+
+def cosine(likeness: Tensor, said: Tensor, length: Tensor, share: Tensor, counts: Tensor) -> Tensor:
+    """What a new image is expected to have with a prototype of so many shots, two of which have the cosine `likeness`.
+
+    A `share` of it is the name's prediction, whose squared `length` and product with images (`said`) are known.
+    """
+    mean = (1 - share) * likeness + share * said
+    variance = (1 - share) ** 2 * (likeness + (1 - likeness) / counts.clamp(min=1))
+    return mean / (variance + 2 * share * (1 - share) * said + share**2 * length).clamp(min=1e-6).sqrt()
 
 
 def trust(miss: Tensor, likeness: Tensor, counts: Tensor) -> Tensor:

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from concm.engine.head import Head
+from concm.engine.memory import Memory
 from concm.engine.metric import softened
-from concm.engine.neighbours import nearness
-from concm.engine.operating import IMPUTED, Lean, leads, matched, operating_point, taken_together
+from concm.engine.operating import IMPUTED, Lean, leads, likeness, matched, operating_point, taken_together
+from concm.engine.prior import cosine
 
 if TYPE_CHECKING:
     from concm.engine.concm import Engine
@@ -24,8 +25,6 @@ MOST = 2000
 """Images of each kind that are tried at most, so that the cost of a trial is bounded."""
 FEW = 4096
 """Classes up to which so many images are tried; beyond, their number falls with the root of that of the classes."""
-PAIRED = 10_000
-"""Held-out images whose pairs are compared at most."""
 LOST = 0.01
 """Share of the images tried that a class known by its name alone may cost."""
 
@@ -51,7 +50,6 @@ class Trial:
     seen: Tensor
     count: int
     copies: int
-    added: Tensor
 
     @classmethod
     @torch.no_grad()
@@ -63,13 +61,13 @@ class Trial:
         some = _some(memory.held_labels, engine.seed, len(prototypes))
         held, held_labels = F.normalize(memory.held[some]), memory.held_labels[some]
         length = 1.0 if engine.metric is None else memory.held[some].norm(dim=1, keepdim=True)
-        (own, labels, shots, expected, added), copies = _left_out(engine, prototypes)
-        scores = (softened(shots, engine.reach) @ prototypes.T).scatter(1, labels[:, None], own[:, None])
+        (scores, labels, shots, expected), copies = _left_out(engine, prototypes)
         seen = memory.counts[base:] > 0
         shown = length * softened(held, engine.reach)
         apart = (shown * F.normalize(memory.apart)[held_labels]).sum(1)
+        apart = apart + _missed(memory)[held_labels]
         plain = (shown @ prototypes.T).scatter(1, held_labels[:, None], apart[:, None])
-        return cls(held, shots, plain, held_labels, scores, labels, expected, seen, base, copies, added)
+        return cls(held, shots, plain, held_labels, scores, labels, expected, seen, base, copies)
 
     @torch.no_grad()
     def total(self, head: Head) -> tuple[Tensor, Tensor]:
@@ -77,8 +75,7 @@ class Trial:
 
         The structure has seen the shots: its score of a shot's own class is lowered as much as the prototype's is.
         """
-        novel = self.novel_scores.scatter_add(1, self.novel_labels[:, None], self.added[:, None])
-        plain = torch.cat([self.base_scores, novel])
+        plain = torch.cat([self.base_scores, self.novel_scores])
         labels = torch.cat([self.base_labels, self.novel_labels])
         if not head.structured:
             return plain.add_(head.bias), labels
@@ -87,7 +84,7 @@ class Trial:
         column = self.novel_labels[:, None]
         shown = softened(self.shots, head.reach)
         seen = (shown @ head.prototypes.T).gather(1, column).clamp(min=1e-6)
-        lowered = structural[len(self.held) :].gather(1, column) * (novel.gather(1, column) / seen)
+        lowered = structural[len(self.held) :].gather(1, column) * (self.novel_scores.gather(1, column) / seen)
         structural[len(self.held) :] = structural[len(self.held) :].scatter(1, column, lowered)
         return head.share * plain + (1 - head.share) * structural + head.bias, labels
 
@@ -143,16 +140,16 @@ def _some(labels: Tensor, seed: int, classes: int) -> Tensor:
     return order.sort().values.to(labels.device)
 
 
-def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], int]:
-    """Each shot's score of its own class if it were new, its label, its features, the classes' expected scores, and
-    what neighbours add to the first; and how many rows stand for a shot.
+def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], int]:
+    """Each shot's scores, its own class's as if it were new, its label, its features, and the classes' expected scores;
+    and how many rows stand for a shot.
 
     A shot is left out of its prototype with all shots that were taken together with it. What is left is drawn to its
     neighbours as a prototype of all shots is, and the score is raised by as much as such a one is expected to do better
-    beside that. A single shot cannot be left out: its own score is
-    imputed, at several places of the distribution that two held-out images of a base class have.
+    beside that. A single shot cannot be left out: its own score is imputed, at several places of the distribution that
+    held-out images of the base classes have.
     """
-    memory, base = engine.memory, engine.memory.base
+    memory, base, single = engine.memory, engine.memory.base, engine.single
     counts = memory.counts[base:].clamp(min=1)
     alike = engine.likeness()[base:]
     if engine.prior is None:
@@ -164,23 +161,21 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor,
     at = labels - base
     said = (shots * predicted[at]).sum(1)
     length = predicted.square().sum(1)
+    gain, strength = (single.gain, engine.pull.strength) if engine.draws else (0.0, 0.0)
 
     def expected(rows: Tensor, count: Tensor, said: Tensor, likeness: Tensor) -> Tensor:
         """The cosine that a new image is expected to have to a prototype of `count` shots and the name."""
-        share = engine._trust(miss[rows], likeness, count)
-        mean = (1 - share) * likeness + share * said
-        variance = (1 - share) ** 2 * (likeness + (1 - likeness) / count.clamp(min=1))
-        return mean / (variance + 2 * share * (1 - share) * said + share**2 * length[rows]).clamp(min=1e-6).sqrt()
+        return cosine(likeness, said, length[rows], engine._trust(miss[rows], likeness, count), count)
 
     # Classes differ by their number of shots alone: what a few shots say of their own class would be mostly noise.
     every = torch.arange(len(counts), device=at.device)
     usual = said.mean() if len(said) else predicted.norm(dim=1).mean() / 2
     by_class = expected(every, memory.counts[base:], usual.expand(len(counts)), alike.mean().expand(len(counts)))
-    if engine.draws:  # which does more for a class of few shots
-        near = _nearness(engine, predicted, miss, alike)
-        by_class = engine.pull.expected(by_class, memory.counts[base:], near)
+    by_class = by_class + torch.where(memory.counts[base:] > 0, gain * (1 + strength) / (counts + strength), 0.0)
+    shown = softened(shots, engine.reach)
+    scores = shown @ prototypes.T
     if not len(shots):
-        return (said, labels, shots, by_class, said), 1
+        return (scores, labels, shots, by_class), 1
     whole = torch.cat([memory.exemplars[some, None], memory.views[some]], 1).mean(1)
     groups = taken_together(shots, labels, 2 - 2 * alike.mean())
     same = groups[:, None] == groups
@@ -189,34 +184,27 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor,
     left = counts[at] - same.sum(1)
     rest = (counts[at, None] * memory.shown[labels] - same @ whole) / left.clamp(min=1)[:, None]
     kept = engine.drawn(engine.completed(rest, predicted[at], miss[at], alike[at], left), counts[at])
-    own = (F.normalize(kept) * softened(shots, engine.reach)).sum(1)
+    own = (F.normalize(kept) * shown).sum(1)
     own = own + expected(at, counts[at], said, alike[at]) - expected(at, left.clamp(min=1), said, alike[at])
-    single = left < 1
-    if not single.any():
-        return (own, labels, shots, by_class, torch.zeros_like(own)), 1
+    lonely = left < 1
+    if not lonely.any():
+        return (scores.scatter(1, labels[:, None], own[:, None]), labels, shots, by_class), 1
     places = torch.special.ndtri((torch.arange(IMPUTED, device=at.device) + 0.5) / IMPUTED).to(shots.dtype)
-    guess = expected(at, counts[at], said, alike[at])
-    apart = _deviation(memory.held[:PAIRED], memory.held_labels[:PAIRED]) * (
-        1 - engine._trust(miss[at], alike[at], counts[at])
-    )
-    spreads = torch.where(single[:, None], guess[:, None] + apart[:, None] * places, own[:, None])
-    added = torch.zeros_like(guess)
-    if engine.draws:
-        added = torch.where(single, engine.pull.expected(guess, counts[at], near) - guess, 0.0)
-    labels, shots, added = (part.repeat_interleave(IMPUTED, 0) for part in (labels, shots, added))
-    return (spreads.flatten(), labels, shots, by_class, added), IMPUTED
+    beside = scores[:, :base].amax(1) if base else torch.zeros_like(own)
+    guess = expected(at, counts[at], said, alike[at]) + gain + single.slope * (beside - beside[lonely].mean())
+    guess = guess[:, None] + single.spread * places
+    own = torch.where(lonely[:, None], guess, own[:, None]).flatten()
+    scores, labels, shots = (part.repeat_interleave(IMPUTED, 0) for part in (scores, labels, shots))
+    return (scores.scatter(1, labels[:, None], own[:, None]), labels, shots, by_class), IMPUTED
 
 
-def _nearness(engine: Engine, predicted: Tensor, miss: Tensor, alike: Tensor) -> Tensor:
-    """The mean cosine of novel prototypes with the base classes that they look like, before they are drawn to these."""
-    memory, base = engine.memory, engine.memory.base
-    means = F.normalize(engine.completed(memory.shown[base:], predicted, miss, alike, memory.counts[base:]))
-    return nearness(means, memory.mean[:base], engine.settings.gamma)
+def _missed(memory: Memory) -> Tensor:
+    """By how much held-out images would score better with each base class's prototype, had it as many images as usual.
 
-
-def _deviation(features: Tensor, labels: Tensor) -> Tensor:
-    """Standard deviation of the cosine of two images of one class, around the mean over all classes."""
-    unit = F.normalize(features)
-    cosines = unit @ unit.T
-    pairs = (labels[:, None] == labels) & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    return cosines[pairs].std(correction=0) if pairs.any() else features.new_tensor(0.1)
+    Those held out are missing in the one that they are compared with.
+    """
+    alike, _ = likeness(memory.held, memory.held_labels, memory.base)
+    common = alike[alike > 0].mean().nan_to_num(1.0)
+    counts, out = memory.counts[: memory.base], torch.bincount(memory.held_labels, minlength=memory.base)
+    whole, rest = (common / (common + (1 - common) / some.clamp(min=1)).sqrt() for some in (counts, counts - out))
+    return torch.where(whole > rest, whole - rest, 0.0)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from concm.classifier import rehearsal
 from concm.classifier.confidence import ENOUGH, Confidence, familiarity
 from concm.classifier.evaluation import auroc
 from concm.classifier.export import KIND
@@ -293,8 +294,19 @@ def test_names_are_trusted_where_they_help_and_not_where_they_mislead():
     assert plans[1].settings.trust < 1
     for plan in plans:
         assert plan.settings.prototypes == 1
-        assert plan.tried[f"{plan.settings.trust:g}"] == max(plan.tried.values())
+        assert plan.tried[f"{plan.settings.trust:g}"] >= plan.tried[f"{TRUSTS[0]:g}"]
         assert set(plan.tried) == {f"{trust:g}" for trust in TRUSTS}
+
+
+@pytest.mark.parametrize(
+    ("better", "chosen"), [((9, 9, 9, -1), 0.5), ((1, 2, 0, 1), 0.0), ((-9, -9, -9, -9), 0.5)], ids=str
+)
+def test_names_are_trusted_otherwise_only_where_every_part_of_the_rehearsal_says_so(monkeypatch, better, chosen):
+    played = iter([70.0, 70.0 + more, 50.0] for more in better)
+    monkeypatch.setattr(rehearsal, "_played", lambda base, half, seed, device: [next(played), next(played)])
+    plan = rehearse(base(True).session, "even", unseen=True)
+    assert plan.settings.trust == chosen
+    assert plan.tried == {"0.5": 70.0, "0": 70 + sum(better) / 4, "1": 50.0}
 
 
 def test_with_few_classes_or_a_backbone_that_saw_the_photos_nothing_is_rehearsed():

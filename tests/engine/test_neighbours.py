@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from concm.engine.concm import Engine
-from concm.engine.neighbours import Pull, nearness
+from concm.engine.neighbours import Pull
 from concm.engine.settings import Settings
+from concm.engine.single import Single
 from concm.features.sessions import BaseSession, Session
 
 torch.set_num_threads(1)
@@ -81,18 +82,15 @@ def test_few_shots_are_drawn_farther_and_no_shot_not_at_all():
 
 
 @pytest.mark.parametrize("alike", [0.3, 0.5, 0.8])
-def test_drawn_prototypes_are_nearer_to_their_class_about_as_much_as_is_expected(alike):
-    every = centres(alike)
-    novel = torch.arange(len(every)) % EACH == 0
-    base = every[~novel]
-    shots, _ = images(every[novel], 1)
-    far = Pull.of(*images(base, 6), base, GAMMA)
-    moved = far.drawn(shots, torch.ones(len(shots)), base, GAMMA)
-    asked, own = images(every[novel], 40, seed=9)
-    before, after = ((asked * means[own]).sum(1).mean() for means in (shots, moved))
-    expected = far.expected(before, torch.tensor(1.0), nearness(shots, base, GAMMA))
-    assert after > before
-    assert float(expected) == pytest.approx(float(after), rel=0.06)
+def test_a_base_image_apart_is_drawn_as_if_its_class_were_new(alike):
+    means = centres(alike)
+    units, labels = images(means, 2)
+    pull = Pull(0.6, 0.5)
+    found = pull.apart(units, means, F.one_hot(labels, len(means)).bool(), GAMMA)
+    for row in range(0, len(units), 7):
+        others = torch.arange(len(means)) != labels[row]
+        expected = pull.drawn(units[row : row + 1], torch.ones(1), means[others], GAMMA)[0]
+        torch.testing.assert_close(found[row], expected)
 
 
 def session(index: int, first: int, means: torch.Tensor, count: int, seed: int) -> Session:
@@ -161,11 +159,25 @@ def test_a_state_of_before_is_read_as_it_was_and_learns_as_it_would_now():
     engine, asked, _ = taught(pull=0.0, reach=0.0)
     state = engine.state_dict()
     known = json.loads(bytes(state["_extra_state"].tolist()))
-    for name in ("neighbours", "reach"):
+    for name in ("neighbours", "reach", "alone"):
         del known["values"][name]
     state["_extra_state"] = torch.tensor(list(json.dumps(known).encode()), dtype=torch.uint8)
     other = Engine(Settings(heads=1, prototypes=1.0, calibrate="none"))
     other.load_state_dict(state)
     torch.testing.assert_close(other.scores(asked), engine.scores(asked))
     other.forget(len(other.names) - 1)
-    assert (other.reach, other.draws) == (3.0, False)
+    assert (other.reach, other.draws, other.single) == (3.0, False, Single())
+
+
+def test_what_is_known_of_neighbours_and_single_images_survives_a_state_of_now_and_of_before():
+    engine, asked, _ = taught()
+    state = engine.state_dict()
+    other = Engine(engine.settings)
+    other.load_state_dict(state)
+    assert (other.pull, other.single) == (engine.pull, engine.single)
+    known = json.loads(bytes(state["_extra_state"].tolist()))
+    known["values"]["neighbours"].append(0.4)  # which states had for a while
+    state["_extra_state"] = torch.tensor(list(json.dumps(known).encode()), dtype=torch.uint8)
+    other.load_state_dict(state)
+    assert other.pull == engine.pull
+    torch.testing.assert_close(other.scores(asked), engine.scores(asked))

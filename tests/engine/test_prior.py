@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from concm.engine.prior import NOISE, NamePrior, trust
+from concm.engine.prior import NOISE, NamePrior, cosine, left_out, trust
 
 seeds = st.integers(0, 10**6)
 positive = st.floats(1e-3, 10)
@@ -44,6 +44,7 @@ def test_its_miss_is_that_of_fitting_again_without_each_class(seed):
     for left in range(len(kin)):
         rest = [at for at in range(len(kin)) if at != left]
         predicted = slow_prediction(kin[rest][:, rest], prototypes[rest], kin[left, rest][None], centre)
+        torch.testing.assert_close(left_out(kin, prototypes)[left], predicted[0])
         errors.append(float((predicted[0] - prototypes[left]).square().sum()))
     prior = NamePrior.of(kin, prototypes)
     assert float(prior.miss) == pytest.approx(sum(errors) / len(errors))
@@ -136,3 +137,22 @@ def test_it_is_of_the_type_of_the_prototypes_and_survives_a_state():
 def test_a_single_base_class_is_all_that_can_be_said():
     prior = NamePrior.of(torch.ones(1, 1), torch.tensor([[1.0, 2.0]]))
     assert prior.predict(torch.tensor([[0.7]]))[0].tolist() == [[1.0, 2.0]]
+
+
+@pytest.mark.parametrize(("shots", "share"), [(1, 0.0), (1, 0.4), (5, 0.2), (3, 1.0)])
+def test_the_cosine_that_is_expected_is_the_one_that_images_have(shots, share):
+    """Over many classes, with images around their means, and names that say something of these."""
+    random = torch.Generator().manual_seed(0)
+    means = torch.nn.functional.normalize(torch.randn(400, 60, generator=random, dtype=torch.float64))
+    spread = 0.8 / 60**0.5
+    images = torch.nn.functional.normalize(
+        means[:, None] + spread * torch.randn(400, shots + 10, 60, generator=random, dtype=torch.float64), dim=-1
+    )
+    said = 0.8 * means + 0.4 / 60**0.5 * torch.randn(400, 60, generator=random, dtype=torch.float64)
+    mean = (1 - share) * images[:, :shots].mean(1) + share * said
+    found = (images[:, shots:] * torch.nn.functional.normalize(mean)[:, None]).sum(-1).mean()
+    alike = (images[:, 0] * images[:, -1]).sum(-1).mean()
+    agreed = (images * said[:, None]).sum(-1).mean()
+    numbers = (torch.tensor(value, dtype=torch.float64) for value in (share, shots))
+    expected = cosine(alike, agreed, said.square().sum(1).mean(), *numbers)
+    assert float(expected) == pytest.approx(float(found), abs=0.01)

@@ -167,9 +167,15 @@ def test_a_single_shot_is_imputed_around_what_is_expected_of_a_class_with_one():
     trial = Trial.of(engine)
     assert len(trial.novel_labels) == IMPUTED * len(session.labels)
     guessed = trial.novel_scores[trial.novel_labels == BASE, BASE]
-    alike = engine.likeness()[BASE]
+    alike, single = engine.likeness()[BASE], engine.single
+    assert single.gain > 0.001
+    assert 0 < single.spread < 0.3
     assert guessed.tolist() == sorted(guessed.tolist())
-    assert float(guessed.mean()) == pytest.approx(float(expected_cosine(alike, torch.tensor(1))), abs=1e-5)
+    shown = softened(engine.metric(session.features), engine.reach) @ F.normalize(engine.memory.mean[:BASE]).T
+    typical = [float(shown[session.labels == label].amax(1)) for label in (BASE, ALL - 1)]
+    risen = single.slope * (typical[0] - sum(typical) / 2)
+    expected = float(expected_cosine(alike, torch.tensor(1))) + single.gain + risen
+    assert float(guessed.mean()) == pytest.approx(expected, abs=1e-5)
     assert guessed.max() < 1
     assert float(guessed.std()) > 0.01
     left_out = trial.novel_scores[trial.novel_labels == BASE + 1, BASE + 1]
@@ -215,11 +221,18 @@ def test_a_held_out_image_meets_all_prototypes_as_they_are_but_its_own_class_s_w
     units = engine.metric(world.base.features)
     part = ~held_out(world.base.features, world.base.labels, HELD_OUT, engine.seed)
     assert int(part.sum()) == len(units) - len(memory.held)
+    unit = F.normalize(memory.held)
+    alike = [(unit[memory.held_labels == label] @ unit[memory.held_labels == label].T) for label in OLD]
+    alike = torch.stack([own[~torch.eye(len(own), dtype=torch.bool)].mean() for own in alike]).mean()
     for row in range(0, len(memory.held), 7):
         label = int(memory.held_labels[row])
-        rest = F.normalize(units[part & (world.base.labels == label)].mean(0), dim=0)
-        assert float(trial.base_scores[row, label]) == pytest.approx(float(shown[row] @ rest), abs=1e-5)
-        assert float(trial.base_scores[row, label]) < float(plain[row, label])
+        own = world.base.labels == label
+        rest = F.normalize(units[part & own].mean(0), dim=0)
+        counts = (own.sum(), (part & own).sum())
+        missed = float(expected_cosine(alike, counts[0]) - expected_cosine(alike, counts[1]))
+        assert missed > 0
+        assert float(trial.base_scores[row, label]) - missed == pytest.approx(float(shown[row] @ rest), abs=1e-5)
+        assert float(trial.base_scores[row, label]) - missed < float(plain[row, label])
 
 
 def test_the_metric_is_learned_from_all_images_and_those_held_out_are_compared_as_if_it_was_not():

@@ -26,7 +26,7 @@ SHRINKAGE = 5.0
 """Weight of what is usual for all classes beside a class's own photos, in photos."""
 TEMPERATURE = 1 / 30
 """Where the temperature stays when there is little to learn it from."""
-DOUBT = 0.01
+DOUBT = 0.03
 """Share of the photos tried that counts as if it were of the best other class: photos to come are less easy."""
 EVERY, BEST, BEHIND = 4096, 64, 256
 """Classes up to which all count when the temperature is found; with more, the best, and some of those behind them."""

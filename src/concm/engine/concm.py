@@ -97,31 +97,26 @@ class Engine(Stateful):
         settings = self.settings
         base = self._shown(base.to(self.device))
         held = self._held(base)
-        unseen, known = F.normalize(base.features[held]), base.mean
+        unseen, means, kin = F.normalize(base.features[held]), F.normalize(base.mean), None
         if settings.whitening is not None:
             honest = Metric.whitening(base, settings.whitening, ~held)
             self.unseen = self._unseen_likeness(base, held, honest, settings.whitening)
-            unseen, known = honest(base.features[held]), honest(base.mean)
+            unseen, means = honest(base.features[held]), honest(base.mean)
             base = self._measured(base, held, honest)
             found = Pull.of(base.features[~held], base.labels[~held], base.mean, settings.gamma)
             self.pull = replace(found, strength=settings.pull * found.strength)
         self.memory = Memory.of_base(base, held)
         some = spaced(len(base.names), NAMED)
-        said = torch.zeros_like(known), known.new_zeros(len(known))
         self.names, self.pool = list(base.names), [base.names[at] for at in some]
         self._senses = bundled(base.scenario.removesuffix("-validation"))
         if settings.calibrate == "names":
             kin = kinship(self.semantics, self.pool, self.pool)
             self.prior = NamePrior.of(kin, base.mean[some])
-            said[0][some] = left_out(kin, known[some])
-            alike = _mean_likeness(unseen, base.labels[held], len(known))
-            said[1][some] = settings.trust * trust(self.prior.miss, alike, alike.new_ones(()))
         elif settings.calibrate == "network":
             views = None if base.views is None else base.views[~held]
             seen = replace(base, features=base.features[~held], labels=base.labels[~held], views=views)
             self.calibrator = calibration.train(seen, self.semantics, settings.calibration, seed=self.seed)
-        images = unseen, base.labels[held]
-        self.single = Single.of(images, known, said, self.pull, reach=settings.reach, gamma=settings.gamma)
+        self.single = self._single((unseen, base.labels[held]), means, kin)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             sizes = (base.features.shape[1], settings.width, settings.hidden)
@@ -197,6 +192,16 @@ class Engine(Stateful):
         features = found.features.clone()
         features[held] = self.metric.unseen(base.features[held], honest, base.mean)
         return replace(found, features=features)
+
+    def _single(self, images: tuple[Tensor, Tensor], means: Tensor, kin: Tensor | None) -> Single:
+        """What is to be expected of a single image, by held-out ones of base classes, whose names speak as new ones."""
+        predicted, share = torch.zeros_like(means), means.new_zeros(len(means))
+        if self.prior is not None and kin is not None:
+            some, alike = spaced(len(means), NAMED), _mean_likeness(*images, len(means))
+            predicted[some] = left_out(kin, means[some])
+            share[some] = self._trust(self.prior.miss, alike, torch.ones_like(alike))
+        settings = self.settings
+        return Single.of(images, means, (predicted, share), self.pull, reach=settings.reach, gamma=settings.gamma)
 
     def _unseen_likeness(self, base: BaseSession, held: Tensor, metric: Metric, shrinkage: float) -> Tensor:
         """The cosine to be expected of two images of a class that is still to come.

@@ -17,8 +17,8 @@ from concm.engine.metric import softened
 from concm.engine.neighbours import Pull
 from concm.engine.prior import cosine
 
-MOST = 2000
-"""Held-out images that are asked at most."""
+MOST, AT_ONCE = 2000, 2 * 10**7
+"""Held-out images that are asked at most, and numbers of their scores: fewer images where there are many classes."""
 
 
 @dataclass(frozen=True)
@@ -50,22 +50,22 @@ class Single:
         `names` are what those of the base classes say without them, (b, d), and how far that counts, (b,).
         """
         units, labels = images
-        some = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:MOST].to(labels.device)
+        classes = torch.arange(len(prototypes), device=labels.device)
+        order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0)).to(labels.device)
+        some = order[labels].argsort(stable=True)[: min(MOST, AT_ONCE // len(classes))]  # all images of some classes
         units, labels, known = units[some], labels[some], F.normalize(prototypes)
         pairs = (labels[:, None] == labels).fill_diagonal_(False)
-        if not pairs.any() or len(known) < 2:
+        if not pairs.any() or len(classes) < 2:
             return cls()
-        own = F.one_hot(labels, len(known)).bool()
+        own = labels[:, None] == classes
         predicted, share = (part[labels] for part in names)
         played = F.normalize((1 - share)[:, None] * units + share[:, None] * predicted)
         shown = softened(units, reach)
         asked, shots = pairs.nonzero().T
         found = (shown @ pull.apart(played, known, own, gamma).T)[pairs]
-        beside = (shown @ known.T).masked_fill(own, -torch.inf).amax(1)[asked]
         alike, said = (units @ units.T)[pairs].mean(), (units * predicted).sum(1)[shots]
-        length = predicted.square().sum(1)[shots]
-        plain = cosine(alike, said, length, share[shots], torch.ones_like(said))
-        gain = found.mean() - plain.mean()
-        found, beside = found - found.mean(), beside - beside.mean()
-        slope = (found * beside).mean() / beside.square().mean().clamp(min=1e-9)
-        return cls(float(gain), float(slope), float((found - slope * beside).square().mean().sqrt()))
+        plain = cosine(alike, said, predicted.square().sum(1)[shots], share[shots], torch.ones_like(said))
+        beside = (shown @ known.T).masked_fill(own, -torch.inf).amax(1)[asked]
+        gain, rise, beside = found.mean() - plain.mean(), found - found.mean(), beside - beside.mean()
+        slope = (rise * beside).mean() / beside.square().mean().clamp(min=1e-9)
+        return cls(float(gain), float(slope), float((rise - slope * beside).square().mean().sqrt()))

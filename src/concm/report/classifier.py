@@ -57,7 +57,8 @@ def reasons(classifier: Classifier) -> list[str]:
     told = [f"names are trusted by a factor of {settings.trust:g}"]
     if tried:
         figures = ", ".join(f"{value:.1f} with {trust}" for trust, value in tried.items())
-        told[0] += f", by a rehearsal on the base classes (accuracy and HM: {figures})"
+        told[0] += f", by a rehearsal on the base classes (accuracy and HM: {figures}; another factor than the first "
+        told[0] += "is taken where no part of the rehearsal is against it)"
     if point is not None:
         told.append(f"scores of new classes are lifted by {point[0]:.3f} (lean {settings.lean})")
         if len(point) == 3:

@@ -339,11 +339,40 @@ def test_it_does_not_change_when_images_that_are_held_out_do(seed):
     assert not torch.equal(Metric.whitening(other, 1.0).weights, expected.weights)
 
 
+@given(seeds, st.floats(0.3, 100))
+def test_matrices_of_either_kind_compare_it_alike(seed, shrinkage):
+    random, width = torch.Generator().manual_seed(seed), 60
+    labels = torch.arange(4).repeat(3)
+    features = torch.randn(4, width, generator=random, dtype=torch.float64)[labels]
+    features = features + torch.randn(features.shape, generator=random, dtype=torch.float64) + 1
+    base = BaseSession.of(Session(0, range(4), tuple("abcd"), features, labels))
+    held = torch.arange(len(labels)) // 4 == 2
+    low = [Metric.whitening(base, shrinkage), Metric.whitening(base, shrinkage, ~held)]
+    assert all(len(metric.matrices[0]) <= width for metric in low)
+    full = []
+    for metric in low:
+        directions, centre = metric.matrices[0][:-1], metric.matrices[0][-1]
+        whole = torch.eye(width, dtype=torch.float64) - directions.T @ directions
+        full.append(Metric([torch.cat([whole, -(centre @ whole)[None]])], metric.weights))
+    for ours, theirs in ((low[0], full[1]), (full[0], low[1]), (full[0], full[1])):
+        found = ours.as_if_unseen(features[held], theirs, base.mean)
+        torch.testing.assert_close(found, low[0].as_if_unseen(features[held], low[1], base.mean), atol=1e-7, rtol=1e-6)
+
+
+def test_a_reading_that_says_nothing_does_no_harm():
+    base = two_readings()
+    base.features[:, DIMENSION:] = 0
+    held = torch.arange(len(base.labels)) % 5 == 0
+    honest, metric = Metric.whitening(base, 1.0, ~held), Metric.whitening(base, 1.0)
+    mean = torch.cat([base.mean[:, :DIMENSION], 0 * base.mean[:, DIMENSION:]], 1)
+    assert metric.as_if_unseen(base.features[held], honest, mean).isfinite().all()
+
+
 @given(seeds, shrinkages, st.sampled_from([3, 30]))
 def test_as_if_unseen_by_itself_an_image_is_as_it_is(seed, shrinkage, images):
     base = two_readings(seed, images=images)
     metric = Metric.whitening(base, shrinkage)
-    torch.testing.assert_close(metric.unseen(base.features, metric, base.mean), metric(base.features))
+    torch.testing.assert_close(metric.as_if_unseen(base.features, metric, base.mean), metric(base.features))
 
 
 @pytest.mark.promise
@@ -359,7 +388,7 @@ def test_an_image_that_the_metric_was_learned_from_is_compared_as_if_it_was_not(
     means = BaseSession.of(replace(base, features=features[~held], labels=labels[~held])).mean
     honest, metric = Metric.whitening(base, 0.5, ~held), Metric.whitening(base, 0.5)
     wanted, seen = (kind(features[held]) @ kind(means).T for kind in (honest, metric))
-    found = metric.unseen(features[held], honest, means) @ metric(means).T
+    found = metric.as_if_unseen(features[held], honest, means) @ metric(means).T
     own = F.one_hot(labels[held], 12).bool()
     assert seen[own].mean() > wanted[own].mean() + 0.02
     assert (found - wanted)[own].mean().abs() < 0.01

@@ -159,7 +159,7 @@ def test_a_state_of_before_is_read_as_it_was_and_learns_as_it_would_now():
     engine, asked, _ = taught(pull=0.0, reach=0.0)
     state = engine.state_dict()
     known = json.loads(bytes(state["_extra_state"].tolist()))
-    for name in ("neighbours", "reach", "alone"):
+    for name in ("neighbours", "reach", "alone", "whole"):
         del known["values"][name]
     state["_extra_state"] = torch.tensor(list(json.dumps(known).encode()), dtype=torch.uint8)
     other = Engine(Settings(heads=1, prototypes=1.0, calibrate="none"))

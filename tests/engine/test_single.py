@@ -39,6 +39,11 @@ def nameless(means: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(means), torch.zeros(len(means))
 
 
+def of(asked, means, names, pull=PULL, *, shots=None, near=0.0) -> Single:
+    """By each of the images, or by others."""
+    return Single.of(asked, asked if shots is None else shots, means, names, pull, near=near, reach=REACH, gamma=GAMMA)
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_it_is_that_of_all_pairs_played_one_by_one(named):
     means = centres(0.7)
@@ -71,7 +76,7 @@ def test_it_is_that_of_all_pairs_played_one_by_one(named):
     found, beside, plain = (torch.tensor(part) for part in (found, beside, plain))
     slope = torch.linalg.lstsq(torch.stack([beside, torch.ones_like(beside)], 1), found[:, None]).solution[:, 0]
     rest = found - slope[0] * beside - slope[1]
-    single = Single.of((units, labels), means, names, PULL, reach=REACH, gamma=GAMMA)
+    single = of((units, labels), means, names)
     assert single.gain == pytest.approx(float(found.mean() - plain.mean()), abs=1e-5)
     assert single.slope == pytest.approx(float(slope[0]), abs=1e-4)
     assert single.spread == pytest.approx(float(rest.std(correction=0)), abs=1e-5)
@@ -84,7 +89,7 @@ def test_new_classes_of_one_image_are_what_base_classes_made_one_expect(alike):
     new = torch.arange(len(every)) % EACH == 0
     base, (shots, _), (asked, own) = every[~new], images(every[new], 1), images(every[new], 40, seed=9)
     pull = Pull.of(*images(base, 6), base, GAMMA)
-    single = Single.of(images(base, 6, seed=3), base, nameless(base), pull, reach=REACH, gamma=GAMMA)
+    single = of(images(base, 6, seed=3), base, nameless(base), pull)
     drawn = pull.drawn(shots, torch.ones(len(shots)), base, GAMMA)
     shown = softened(asked, REACH)
     found = (shown * drawn[own]).sum(1)
@@ -101,20 +106,42 @@ def test_new_classes_of_one_image_are_what_base_classes_made_one_expect(alike):
 
 def test_where_images_differ_in_how_typical_they_are_scores_rise_together():
     means = centres(0.8)
-    assert Single.of(images(means, 5), means, nameless(means), PULL, reach=REACH, gamma=GAMMA).slope > 0.2
+    assert of(images(means, 5), means, nameless(means)).slope > 0.2
 
 
 @pytest.mark.parametrize(("classes", "count"), [(1, 6), (20, 1), (20, 0)], ids=["one class", "one image each", "none"])
 def test_where_nothing_can_be_asked_little_is_said(classes, count):
     means = centres(0.8)[:classes]
-    assert Single.of(images(means, count), means, nameless(means), PULL, reach=REACH, gamma=GAMMA) == Single()
+    assert of(images(means, count), means, nameless(means)) == Single()
 
 
 def test_of_many_images_whole_classes_are_asked():
     means = centres(0.7)
     units, labels = images(means, 120)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    whole = Single.of((units, labels), means, nameless(means), PULL, reach=REACH, gamma=GAMMA)
-    mixed = Single.of((units[order], labels[order]), means, nameless(means), PULL, reach=REACH, gamma=GAMMA)
+    whole = of((units, labels), means, nameless(means))
+    mixed = of((units[order], labels[order]), means, nameless(means))
     assert mixed.gain == pytest.approx(whole.gain, abs=0.02)
     assert mixed.spread == pytest.approx(whole.spread, abs=0.02)
+
+
+def test_other_images_of_a_class_can_play_its_only_shot():
+    means = centres(0.7)
+    asked, shots = images(means, 1), images(means, 6, seed=4)
+    alone, both = of(asked, means, nameless(means), shots=shots), of(shots, means, nameless(means))
+    assert of(asked, means, nameless(means)) == Single()
+    assert alone.gain == pytest.approx(both.gain, abs=0.02)
+    assert alone.spread == pytest.approx(both.spread, rel=0.3)
+
+
+def test_images_that_were_taken_together_do_not_play_with_each_other():
+    means = centres(0.7)
+    units, labels = images(means, 3)
+    twice = F.normalize(units.repeat(2, 1) + 0.003 * torch.randn(2 * len(units), DIMENSION))
+    apart, copied = (
+        of((units, labels), means, nameless(means)),
+        of((twice, labels.repeat(2)), means, nameless(means), near=0.1),
+    )
+    assert copied.gain == pytest.approx(apart.gain, abs=0.005)
+    assert copied.spread == pytest.approx(apart.spread, abs=0.005)
+    assert of((twice, labels.repeat(2)), means, nameless(means)).spread > 1.2 * apart.spread

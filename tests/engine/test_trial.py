@@ -13,6 +13,7 @@ from concm.engine.concm import HELD_OUT, Engine
 from concm.engine.metric import Metric, softened
 from concm.engine.operating import IMPUTED, held_out
 from concm.engine.settings import Settings
+from concm.engine.single import Single
 from concm.engine.trial import LOST, Trial
 from concm.features.sessions import BaseSession, Session
 from concm.semantics.kinship import kinship
@@ -221,18 +222,17 @@ def test_a_held_out_image_meets_all_prototypes_as_they_are_but_its_own_class_s_w
     units = engine.metric(world.base.features)
     part = ~held_out(world.base.features, world.base.labels, HELD_OUT, engine.seed)
     assert int(part.sum()) == len(units) - len(memory.held)
-    unit = F.normalize(memory.held)
-    alike = [(unit[memory.held_labels == label] @ unit[memory.held_labels == label].T) for label in OLD]
-    alike = torch.stack([own[~torch.eye(len(own), dtype=torch.bool)].mean() for own in alike]).mean()
+    honest = Metric.whitening(world.base, engine.settings.whitening, part)(world.base.features[~part])
+    alike = [honest[memory.held_labels == label] for label in OLD]
+    alike = torch.stack([(own @ own.T)[~torch.eye(len(own), dtype=torch.bool)].mean() for own in alike]).mean()
     for row in range(0, len(memory.held), 7):
         label = int(memory.held_labels[row])
         own = world.base.labels == label
         rest = F.normalize(units[part & own].mean(0), dim=0)
-        counts = (own.sum(), (part & own).sum())
-        missed = float(expected_cosine(alike, counts[0]) - expected_cosine(alike, counts[1]))
-        assert missed > 0
-        assert float(trial.base_scores[row, label]) - missed == pytest.approx(float(shown[row] @ rest), abs=1e-5)
-        assert float(trial.base_scores[row, label]) - missed < float(plain[row, label])
+        worth = float(expected_cosine(alike, own.sum()) / expected_cosine(alike, (part & own).sum()))
+        assert worth > 1
+        assert float(trial.base_scores[row, label]) == pytest.approx(worth * float(shown[row] @ rest), rel=2e-3)
+        assert float(shown[row] @ rest) < float(plain[row, label])
 
 
 def test_the_metric_is_learned_from_all_images_and_those_held_out_are_compared_as_if_it_was_not():
@@ -248,6 +248,35 @@ def test_the_metric_is_learned_from_all_images_and_those_held_out_are_compared_a
     assert unseen < seen
     assert abs(found - unseen) < (seen - unseen) / 3
     assert torch.equal(engine.memory.held_labels, labels)
+
+
+def test_a_bank_that_holds_images_out_itself_misses_none_of_them():
+    world = World(noise=0.16)
+    held = held_out(world.base.features, world.base.labels, HELD_OUT, 0)
+    world.base = replace(world.base, held=held)
+    assert taught(world, world.session(1, LATER, 4), calibrate="none").whole == 1.0
+
+
+@pytest.mark.parametrize("photos", [2, 4, 7])
+def test_where_one_photo_of_a_class_is_held_out_single_ones_are_still_measured(photos):
+    world = World(noise=0.16)
+    some = torch.cat([(world.base.labels == label).nonzero().flatten()[:photos] for label in OLD])
+    names, features = world.base.names, world.base.features[some]
+    world.base = BaseSession.of(Session(0, OLD, names, features, world.base.labels[some]))
+    engine = taught(world, world.session(1, LATER, 1), calibrate="none")
+    assert len(engine.memory.held) == BASE
+    assert engine.single != Single()
+    assert 0 < engine.single.spread < 0.3
+
+
+@pytest.mark.parametrize("photos", [4, 20])
+@pytest.mark.parametrize("shrinkage", [0.0, 0.01, 0.1, 0.5, 2.0])
+def test_held_out_images_are_about_as_long_as_others_however_little_is_shrunk(photos, shrinkage):
+    world = World(noise=0.16)
+    some = torch.cat([(world.base.labels == label).nonzero().flatten()[:photos] for label in OLD])
+    names, features = world.base.names, world.base.features[some]
+    world.base = BaseSession.of(Session(0, OLD, names, features, world.base.labels[some]))
+    assert taught(world, whitening=shrinkage, calibrate="none").memory.held.norm(dim=1).max() < 2
 
 
 @pytest.mark.parametrize("lean", ["base", "even", "novel"])

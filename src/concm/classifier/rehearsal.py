@@ -26,6 +26,8 @@ TRUSTS = (0.5, 0.0, 1.0)
 SHRINKAGE = 2.0
 """Of the metric on photos; taken after a look at test photos, which docs/photos.md tells of."""
 SHOTS = (1, 5)
+SURE = 1.0
+"""By how many points another trust must be better than the first in every part of the rehearsal."""
 ENOUGH_CLASSES = 12
 """From how many base classes on their rehearsal decides; with fewer, the first of `TRUSTS` is taken."""
 
@@ -50,10 +52,10 @@ def rehearse(base: BaseSession, lean: Lean, *, unseen: bool, seed: int = 0, devi
         return Plan(replace(ours, trust=TRUSTS[0]))
     played = chain.from_iterable(_played(base, half, seed, device) for half in range(2))
     found = torch.tensor(list(track(played, "rehearsing", 2 * len(SHOTS))))
-    # A rehearsal is small and says little: one that is better in some of its parts alone is no better.
-    surely = (found >= found[:, :1]).all(0)
+    # A rehearsal is small and says little: what is hardly better, or in some of its parts alone, is no better.
+    surely = (found >= found[:, :1] + SURE).all(0)
     means = found.mean(0)
-    best = int(torch.where(surely, means, -torch.inf).argmax())
+    best = int(torch.where(surely, means, -torch.inf).argmax()) if surely.any() else 0
     tried = {f"{trust:g}": round(value, 2) for trust, value in zip(TRUSTS, means.tolist(), strict=True)}
     return Plan(replace(ours, trust=TRUSTS[best]), tried)
 
@@ -64,17 +66,20 @@ def _played(base: BaseSession, half: int, seed: int, device: str) -> Iterator[li
     old = [label for label in base.classes if label % 2 == half]
     new = [label for label in base.classes if label % 2 != half]
     taught = [(base.labels == label) & ~asked for label in base.classes]
-    quick = Settings(heads=1, prototypes=1.0, whitening=SHRINKAGE)
-    engine = Engine(quick, seed=seed, device=device)
-    engine.fit_base(BaseSession.of(_session(base, 0, old, taught, 0, None)))
+    before = BaseSession.of(_session(base, 0, old, taught, 0, None))
+    engines = []
+    for trust in TRUSTS:
+        engines.append(
+            Engine(Settings(heads=1, prototypes=1.0, whitening=SHRINKAGE, trust=trust), seed=seed, device=device)
+        )
+        engines[-1].fit_base(before)
     order = [*old, *new]
     truth = torch.tensor([order.index(label) for label in base.labels[asked].tolist()])
     for shots in SHOTS:
         lesson = _session(base, 1, new, taught, len(old), shots)
         values = []
-        for trust in TRUSTS:
+        for engine in engines:
             trial = deepcopy(engine)
-            trial.settings = replace(quick, trust=trust)
             trial.learn(lesson)
             taken = trial.scores(base.features[asked]).argmax(1).cpu()
             figures = accuracies(confusion(truth, taken, len(order)), len(old))

@@ -23,7 +23,7 @@ from concm.engine.head import Head
 from concm.engine.memory import Memory, Sampler, class_statistics, class_sums, spread
 from concm.engine.metric import AnySession, Metric
 from concm.engine.neighbours import FEWEST, Pull
-from concm.engine.operating import held_out, likeness
+from concm.engine.operating import NEAR, held_out, likeness
 from concm.engine.prior import NamePrior, left_out, trust
 from concm.engine.projector import Projector
 from concm.engine.settings import Settings
@@ -39,6 +39,8 @@ from concm.semantics.semantics import Semantics
 
 HELD_OUT = 0.2
 """Share of each base class's images that is held out where the base session did not hold out any."""
+ENOUGH = 0.5
+"""Shrinkage from which on images can be compared as if the metric had not been learned from them."""
 UNSEEN = 0.8
 """Likeness of images of a class the backbone was not trained on, as a share of base classes' (validation banks)."""
 SHRINKAGE = 5.0
@@ -56,8 +58,8 @@ class Engine(Stateful):
     """ConCM with the three verbs of a method; see `Settings` for what can be varied."""
 
     settings = Settings()
-    values = ("seed", "names", "pool", "smr", "remarks", "senses", "point", "reach", "neighbours", "alone")
-    older: ClassVar = {"reach": 0.0, "neighbours": [0.0], "alone": []}
+    values = ("seed", "names", "pool", "smr", "remarks", "senses", "point", "reach", "neighbours", "alone", "whole")
+    older: ClassVar = {"reach": 0.0, "neighbours": [0.0], "alone": [], "whole": 1.0}
     structure: Tensor
     free: Tensor
     lift: Tensor
@@ -87,7 +89,7 @@ class Engine(Stateful):
         self.unseen = torch.zeros((), device=self.device)
         self.smr: float | None = None
         self.point: list[float] | None = None
-        self.reach, self.pull, self.single = self.settings.reach, Pull(), Single()
+        self.reach, self.pull, self.single, self.whole = self.settings.reach, Pull(), Single(), 1.0
         self.names: list[str] = []
         self.pool: list[str] = []
         self.remarks: list[str] = []
@@ -96,12 +98,12 @@ class Engine(Stateful):
         """Learn the metric, what names say, and projectors that match the base classes to their structures."""
         settings = self.settings
         base = self._shown(base.to(self.device))
-        held = self._held(base)
-        unseen, means, kin = F.normalize(base.features[held]), F.normalize(base.mean), None
+        held, kin = self._held(base), None
+        units, means = F.normalize(base.features), F.normalize(base.mean)
         if settings.whitening is not None:
             honest = Metric.whitening(base, settings.whitening, ~held)
             self.unseen = self._unseen_likeness(base, held, honest, settings.whitening)
-            unseen, means = honest(base.features[held]), honest(base.mean)
+            units, means = honest(base.features), honest(base.mean)
             base = self._measured(base, held, honest)
             found = Pull.of(base.features[~held], base.labels[~held], base.mean, settings.gamma)
             self.pull = replace(found, strength=settings.pull * found.strength)
@@ -116,7 +118,9 @@ class Engine(Stateful):
             views = None if base.views is None else base.views[~held]
             seen = replace(base, features=base.features[~held], labels=base.labels[~held], views=views)
             self.calibrator = calibration.train(seen, self.semantics, settings.calibration, seed=self.seed)
-        self.single = self._single((unseen, base.labels[held]), means, kin)
+        self.single = self._single(units, base.labels, held, means, kin)
+        if base.held is None:
+            self.whole = _worth(units[held], base.labels[held], base.labels, len(means))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             sizes = (base.features.shape[1], settings.width, settings.hidden)
@@ -172,7 +176,7 @@ class Engine(Stateful):
         return session if self.settings.views else replace(session, views=None)
 
     def _held(self, base: BaseSession) -> Tensor:
-        """Marks the base images (n,) by which the operating point is found, and which take part in nothing else."""
+        """Marks the base images (n,) by which the operating point is found; they are compared as new ones would be."""
         if base.held is not None:
             return base.held
         if self.settings.novel_bias is not None:
@@ -180,28 +184,36 @@ class Engine(Stateful):
         return held_out(base.features, base.labels, HELD_OUT, self.seed)
 
     def _measured(self, base: BaseSession, held: Tensor, honest: Metric) -> BaseSession:
-        """The base session in the metric, which is learned from all images that the backbone was trained on or saw.
+        """The base session in the metric, which is learned from all images but those that the bank holds out itself.
 
-        Images that are held out are compared by the `honest` one, which did not see them.
+        Images that are held out are compared as the `honest` one does it, which did not see them. With little shrinkage
+        the two are too different for that.
         """
-        if base.held is not None or not held.any() or self.settings.whitening is None:
+        shrinkage = self.settings.whitening or 0.0
+        if base.held is not None or not held.any() or shrinkage < ENOUGH:
             self.metric = honest
             return honest.read(base, ~held)
-        self.metric = Metric.whitening(base, self.settings.whitening)
+        self.metric = Metric.whitening(base, shrinkage)
         found = self.metric.read(base)
         features = found.features.clone()
-        features[held] = self.metric.unseen(base.features[held], honest, base.mean)
+        features[held] = self.metric.as_if_unseen(base.features[held], honest, base.mean)
         return replace(found, features=features)
 
-    def _single(self, images: tuple[Tensor, Tensor], means: Tensor, kin: Tensor | None) -> Single:
+    def _single(self, units: Tensor, labels: Tensor, held: Tensor, means: Tensor, kin: Tensor | None) -> Single:
         """What is to be expected of a single image, by held-out ones of base classes, whose names speak as new ones."""
-        predicted, share = torch.zeros_like(means), means.new_zeros(len(means))
+        asked, predicted, share = (units[held], labels[held]), torch.zeros_like(means), means.new_zeros(len(means))
+        alike = _mean_likeness(*asked, len(means))
         if self.prior is not None and kin is not None:
-            some, alike = spaced(len(means), NAMED), _mean_likeness(*images, len(means))
-            predicted[some] = left_out(kin, means[some])
-            share[some] = self._trust(self.prior.miss, alike, torch.ones_like(alike))
-        settings = self.settings
-        return Single.of(images, means, (predicted, share), self.pull, reach=settings.reach, gamma=settings.gamma)
+            some, akin = spaced(len(means), NAMED), (kin - kin.diagonal().diag()).any(1).to(means.device)
+            miss = torch.where(akin, self.prior.miss, self.prior.apart)
+            predicted[some], share[some] = left_out(kin, means[some]), self._trust(miss, alike, torch.ones_like(miss))
+        names, pull = (predicted, share), self.pull if self.draws else Pull()
+        near = NEAR * float(2 - 2 * (alike if self.metric is None else self.unseen))
+        how = {"near": near, "reach": self.settings.reach, "gamma": self.settings.gamma}
+        found = Single.of(asked, asked, means, names, pull, **how)
+        if found != Single():
+            return found
+        return Single.of(asked, (units[~held], labels[~held]), means, names, pull, **how)  # one of each class is held
 
     def _unseen_likeness(self, base: BaseSession, held: Tensor, metric: Metric, shrinkage: float) -> Tensor:
         """The cosine to be expected of two images of a class that is still to come.
@@ -509,3 +521,13 @@ def _mean_likeness(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Mean cosine of two images of one class, over the classes that have two."""
     own, counts = likeness(features, labels, classes)
     return own[counts > 1].mean() if (counts > 1).any() else torch.full((), 0.5, device=features.device)
+
+
+def _worth(held: Tensor, own: Tensor, labels: Tensor, classes: int) -> float:
+    """By what factor held-out images would score better with their classes, were these made of all images (labels)."""
+    if not len(held):
+        return 1.0
+    alike = _mean_likeness(held, own, classes).clamp(0.01, 1)
+    every, out = (torch.bincount(part, minlength=classes)[own] for part in (labels, own))
+    whole, rest = (alike + (1 - alike) / count.clamp(min=1) for count in (every, every - out))
+    return float((rest / whole).sqrt().mean())

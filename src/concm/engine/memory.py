@@ -24,7 +24,8 @@ class Memory(Growing):
     """Statistics (n, d) of all classes seen so far, and exemplar features (m, d) of the novel ones with their views.
 
     `mean` are the prototypes, calibrated where that is done, and `shown` the plain means of the images. `held` with
-    `held_labels` are base images that took no part in anything, and `apart` the base classes' means without them.
+    `held_labels` are base images that were held out, as vectors whose products with unit vectors are those of an image
+    that the metric has not seen (`Metric.as_if_unseen`), and `apart` are the base classes' means without them.
     """
 
     def __init__(

@@ -72,8 +72,8 @@ class Metric(Growing):
         """Unit vectors, in which differences count the same in all directions."""
         return measured(features, self.matrices, self.weights)
 
-    def unseen(self, features: Tensor, honest: Metric, means: Tensor) -> Tensor:
-        """Features (n, d) as vectors whose products with those of this metric are the cosines of `honest`.
+    def as_if_unseen(self, features: Tensor, honest: Metric, means: Tensor) -> Tensor:
+        """Features (n, d) as vectors whose products with those of this metric are nearly the cosines of `honest`.
 
         A metric brings the images it was learned from nearer to their own classes than it does others. So `honest` is
         one that was learned without these. The class `means` tell how long vectors of either are in the other.
@@ -83,9 +83,9 @@ class Metric(Growing):
         for weight, ours, theirs, (own, mean) in zip(self.weights, self.matrices, honest.matrices, parts, strict=True):
             left, centres = (F.normalize(part.double(), dim=-1) for part in (own, mean))
             seen = F.normalize(_transformed(left, theirs.double()), dim=-1)
-            lengths = [_transformed(centres, matrix.double()).norm(dim=-1) for matrix in (ours, theirs)]
-            turned = torch.linalg.solve(_linear(ours.double()), (seen @ _linear(theirs.double())).T).T
-            found.append(weight * (lengths[0] / lengths[1]).mean() * turned.to(features.dtype))
+            lengths = [_transformed(centres, matrix.double()).norm(dim=-1).sum() for matrix in (ours, theirs)]
+            turned = _divided(_multiplied(seen, theirs.double()), ours.double())
+            found.append(weight * lengths[0] / lengths[1].clamp(min=1e-12) * turned.to(features.dtype))
         return torch.cat(found, -1)
 
     def read(self, session: AnySession, seen: Tensor | None = None) -> AnySession:
@@ -137,12 +137,24 @@ def _transformed(unit: Tensor, matrix: Tensor) -> Tensor:
     return left - left @ directions.T @ directions
 
 
-def _linear(matrix: Tensor) -> Tensor:
-    """What a matrix of either kind multiplies by, (w, w) and symmetric, without what it takes away or adds."""
+def _multiplied(vectors: Tensor, matrix: Tensor) -> Tensor:
+    """Vectors (n, w) times a matrix of either kind, without what it takes away or adds."""
     height, width = matrix.shape
     if height >= width:
-        return matrix[:width]
-    return torch.eye(width, dtype=matrix.dtype, device=matrix.device) - matrix[:-1].T @ matrix[:-1]
+        return vectors @ matrix[:width]
+    return vectors - vectors @ matrix[:-1].T @ matrix[:-1]
+
+
+def _divided(vectors: Tensor, matrix: Tensor) -> Tensor:
+    """The inverse of that; of the lower kind by an equation of its height alone (Woodbury)."""
+    height, width = matrix.shape
+    if height >= width:
+        whole: Tensor = torch.linalg.solve(matrix[:width].T, vectors.T)
+        return whole.T
+    directions = matrix[:-1]
+    inner = torch.eye(height - 1, dtype=matrix.dtype, device=matrix.device) - directions @ directions.T
+    lower: Tensor = torch.linalg.solve(inner, directions @ vectors.T)
+    return vectors + lower.T @ directions
 
 
 def _centre(unit: Tensor, labels: Tensor, classes: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 A prototype of a few shots has smaller cosines with its own class than one of many images, so base classes win too
 often. By how much depends on the shots, on how alike images of a class are, and on how many classes compete. All of
-that is in the scores themselves: of base images that neither backbone nor metric has seen, and of novel shots that
+that is in the scores themselves: of base images that count as if nothing had seen them, and of novel shots that
 are left out of their own prototype. The constant with the best expected accuracy on both is taken.
 """
 

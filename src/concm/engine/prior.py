@@ -61,8 +61,12 @@ class NamePrior(Growing):
 
 
 def left_out(kin: Tensor, prototypes: Tensor) -> Tensor:
-    """What base names (n, d) would predict if the prototypes of the others alone were known."""
-    return prototypes - _fitted(kin, (prototypes - prototypes.mean(0)).double())[1].to(prototypes.dtype)
+    """What the names of base classes say (n, d), each by the prototypes of the others alone."""
+    centre = prototypes.mean(0)
+    ones = prototypes.new_ones(len(prototypes), 1)
+    missed = _fitted(kin, torch.cat([prototypes - centre, ones], 1).double())[1].to(prototypes.dtype)
+    shift = (centre - prototypes) / max(1, len(prototypes) - 1)  # of the centre, when a class is not in it
+    return prototypes - missed[:, :-1] + shift * missed[:, -1:]
 
 
 def _fitted(kin: Tensor, differences: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,13 +20,16 @@ from concm.engine.prior import cosine
 MOST, AT_ONCE = 2000, 2 * 10**7
 """Held-out images that are asked at most, and numbers of their scores: fewer images where there are many classes."""
 
+SAME = 1e-4
+"""Squared distance up to which two images are one."""
+
 
 @dataclass(frozen=True)
 class Single:
     """How an image scores with the prototype of one other image of its class.
 
-    `gain` is what neighbours and softened pictures add to the cosine of the two, `slope` how the score follows the
-    image's best one with other classes, and `spread` its deviation around that.
+    `gain` is by how much the score lies above the cosine that is expected without neighbours and with pictures as they
+    are, `slope` how it follows the image's best score with other classes, and `spread` its deviation around that.
     """
 
     gain: float = 0.0
@@ -37,35 +40,42 @@ class Single:
     @torch.no_grad()
     def of(
         cls,
-        images: tuple[Tensor, Tensor],
+        asked: tuple[Tensor, Tensor],
+        shots: tuple[Tensor, Tensor],
         prototypes: Tensor,
         names: tuple[Tensor, Tensor],
         pull: Pull,
         *,
+        near: float,
         reach: float,
         gamma: float,
     ) -> Single:
-        """By unit features (n, d) and labels (n,) of images that the metric has not seen, and base prototypes (b, d).
+        """By unit features (n, d) and labels (n,) of images `asked`, each of `shots`, and base prototypes (b, d).
 
-        `names` are what those of the base classes say without them, (b, d), and how far that counts, (b,).
+        `names` are what those of the base classes say without them, (b, d), and how far that counts, (b,). Images of a
+        class whose squared distance is at most `near` were taken together, and do not play with each other.
         """
-        units, labels = images
-        classes = torch.arange(len(prototypes), device=labels.device)
-        order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0)).to(labels.device)
-        some = order[labels].argsort(stable=True)[: min(MOST, AT_ONCE // len(classes))]  # all images of some classes
-        units, labels, known = units[some], labels[some], F.normalize(prototypes)
-        pairs = (labels[:, None] == labels).fill_diagonal_(False)
+        classes = torch.arange(len(prototypes), device=prototypes.device)
+        (units, labels), (single, of) = _some(asked, len(classes)), _some(shots, len(classes))
+        pairs = (labels[:, None] == of) & (2 - 2 * units @ single.T > max(near, SAME))
         if not pairs.any() or len(classes) < 2:
             return cls()
-        own = labels[:, None] == classes
-        predicted, share = (part[labels] for part in names)
-        played = F.normalize((1 - share)[:, None] * units + share[:, None] * predicted)
+        known, (predicted, share) = F.normalize(prototypes), (part[of] for part in names)
+        played = F.normalize((1 - share)[:, None] * single + share[:, None] * predicted)
         shown = softened(units, reach)
-        asked, shots = pairs.nonzero().T
-        found = (shown @ pull.apart(played, known, own, gamma).T)[pairs]
-        alike, said = (units @ units.T)[pairs].mean(), (units * predicted).sum(1)[shots]
-        plain = cosine(alike, said, predicted.square().sum(1)[shots], share[shots], torch.ones_like(said))
-        beside = (shown @ known.T).masked_fill(own, -torch.inf).amax(1)[asked]
+        image, shot = pairs.nonzero().T
+        found = (shown @ pull.apart(played, known, of[:, None] == classes, gamma).T)[pairs]
+        alike, said = (units @ single.T)[pairs].mean(), (single * predicted).sum(1)[shot]
+        plain = cosine(alike, said, predicted.square().sum(1)[shot], share[shot], torch.ones_like(said))
+        beside = (shown @ known.T).masked_fill(labels[:, None] == classes, -torch.inf).amax(1)[image]
         gain, rise, beside = found.mean() - plain.mean(), found - found.mean(), beside - beside.mean()
         slope = (rise * beside).mean() / beside.square().mean().clamp(min=1e-9)
         return cls(float(gain), float(slope), float((rise - slope * beside).square().mean().sqrt()))
+
+
+def _some(images: tuple[Tensor, Tensor], classes: int) -> tuple[Tensor, Tensor]:
+    """All images of some classes."""
+    units, labels = images
+    order = torch.randperm(classes, generator=torch.Generator().manual_seed(0)).to(labels.device)
+    some = order[labels].argsort(stable=True)[: min(MOST, AT_ONCE // classes)]
+    return units[some], labels[some]

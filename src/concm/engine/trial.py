@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from concm.engine.head import Head
-from concm.engine.memory import Memory
 from concm.engine.metric import softened
-from concm.engine.operating import IMPUTED, Lean, leads, likeness, matched, operating_point, taken_together
+from concm.engine.operating import IMPUTED, Lean, leads, matched, operating_point, taken_together
 from concm.engine.prior import cosine
 
 if TYPE_CHECKING:
@@ -36,8 +35,7 @@ class Trial:
 
     `held` and `shots` are their features; `expected` (novel classes,) is the cosine to its prototype that a new image
     of each class is expected to have, by the number of its shots; `seen` marks the classes that have any; `copies` are
-    the rows that stand for each shot. `added` (n,) is what neighbours add to the own score of a single shot, which
-    counts for how sure an answer is, and not for the operating point: what that expects is rather too high already.
+    the rows that stand for each shot.
     """
 
     held: Tensor
@@ -64,8 +62,7 @@ class Trial:
         (scores, labels, shots, expected), copies = _left_out(engine, prototypes)
         seen = memory.counts[base:] > 0
         shown = length * softened(held, engine.reach)
-        apart = (shown * F.normalize(memory.apart)[held_labels]).sum(1)
-        apart = apart + _missed(memory)[held_labels]
+        apart = engine.whole * (shown * F.normalize(memory.apart)[held_labels]).sum(1)
         plain = (shown @ prototypes.T).scatter(1, held_labels[:, None], apart[:, None])
         return cls(held, shots, plain, held_labels, scores, labels, expected, seen, base, copies)
 
@@ -196,15 +193,3 @@ def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor,
     own = torch.where(lonely[:, None], guess, own[:, None]).flatten()
     scores, labels, shots = (part.repeat_interleave(IMPUTED, 0) for part in (scores, labels, shots))
     return (scores.scatter(1, labels[:, None], own[:, None]), labels, shots, by_class), IMPUTED
-
-
-def _missed(memory: Memory) -> Tensor:
-    """By how much held-out images would score better with each base class's prototype, had it as many images as usual.
-
-    Those held out are missing in the one that they are compared with.
-    """
-    alike, _ = likeness(memory.held, memory.held_labels, memory.base)
-    common = alike[alike > 0].mean().nan_to_num(1.0)
-    counts, out = memory.counts[: memory.base], torch.bincount(memory.held_labels, minlength=memory.base)
-    whole, rest = (common / (common + (1 - common) / some.clamp(min=1)).sqrt() for some in (counts, counts - out))
-    return torch.where(whole > rest, whole - rest, 0.0)

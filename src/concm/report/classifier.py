@@ -14,6 +14,7 @@ from concm.classifier.evaluation import Evaluation
 from concm.classifier.made import Made
 from concm.classifier.prediction import Prediction
 from concm.classifier.proof import DATABASE
+from concm.classifier.rehearsal import SURE
 from concm.errors import loading
 from concm.files import write_whole
 from concm.records import from_json
@@ -58,7 +59,7 @@ def reasons(classifier: Classifier) -> list[str]:
     if tried:
         figures = ", ".join(f"{value:.1f} with {trust}" for trust, value in tried.items())
         told[0] += f", by a rehearsal on the base classes (accuracy and HM: {figures}; another factor than the first "
-        told[0] += "is taken where no part of the rehearsal is against it)"
+        told[0] += f"must be {SURE:g} point better in every part of it)"
     if point is not None:
         told.append(f"scores of new classes are lifted by {point[0]:.3f} (lean {settings.lean})")
         if len(point) == 3:

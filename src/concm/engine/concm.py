@@ -23,11 +23,11 @@ from concm.engine.head import Head
 from concm.engine.memory import Memory, Sampler, class_statistics, class_sums, spread
 from concm.engine.metric import AnySession, Metric
 from concm.engine.neighbours import FEWEST, Pull
-from concm.engine.operating import NEAR, held_out, likeness
+from concm.engine.operating import NEAR, held_out, likeness, mean_likeness
 from concm.engine.prior import NamePrior, left_out, trust
 from concm.engine.projector import Projector
 from concm.engine.settings import Settings
-from concm.engine.single import Single
+from concm.engine.single import Single, worth
 from concm.engine.state import Stateful, count_bytes
 from concm.engine.trial import Trial
 from concm.errors import Misuse
@@ -120,7 +120,7 @@ class Engine(Stateful):
             self.calibrator = calibration.train(seen, self.semantics, settings.calibration, seed=self.seed)
         self.single = self._single(units, base.labels, held, means, kin)
         if base.held is None:
-            self.whole = _worth(units[held], base.labels[held], base.labels, len(means))
+            self.whole = worth(units[held], base.labels[held], base.labels, len(means))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             sizes = (base.features.shape[1], settings.width, settings.hidden)
@@ -202,7 +202,7 @@ class Engine(Stateful):
     def _single(self, units: Tensor, labels: Tensor, held: Tensor, means: Tensor, kin: Tensor | None) -> Single:
         """What is to be expected of a single image, by held-out ones of base classes, whose names speak as new ones."""
         asked, predicted, share = (units[held], labels[held]), torch.zeros_like(means), means.new_zeros(len(means))
-        alike = _mean_likeness(*asked, len(means))
+        alike = mean_likeness(*asked, len(means))
         if self.prior is not None and kin is not None:
             some, akin = spaced(len(means), NAMED), (kin - kin.diagonal().diag()).any(1).to(means.device)
             miss = torch.where(akin, self.prior.miss, self.prior.apart)
@@ -222,13 +222,13 @@ class Engine(Stateful):
         other. Where it was, classes that it has not seen are less alike by a factor that validation banks gave.
         """
         if base.held is not None and held.any():
-            return UNSEEN * _mean_likeness(metric(base.features[held]), base.labels[held], len(base.classes))
+            return UNSEEN * mean_likeness(metric(base.features[held]), base.labels[held], len(base.classes))
         found = []
         for half in range(2):
             inside = base.labels % 2 == half
             if len(torch.unique(base.labels[inside])) > 1:
                 outside = Metric.whitening(base, shrinkage, inside)(base.features[~inside])
-                found.append(_mean_likeness(outside, base.labels[~inside], len(base.classes)))
+                found.append(mean_likeness(outside, base.labels[~inside], len(base.classes)))
         return torch.stack(found).mean() if found else torch.full((), 0.5, device=self.device)
 
     def _calibrate(self) -> None:
@@ -515,19 +515,3 @@ class Engine(Stateful):
 def spaced(count: int, most: int) -> list[int]:
     """At most so many of the numbers below `count`, evenly spaced."""
     return sorted({at * count // min(count, most) for at in range(min(count, most))})
-
-
-def _mean_likeness(features: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Mean cosine of two images of one class, over the classes that have two."""
-    own, counts = likeness(features, labels, classes)
-    return own[counts > 1].mean() if (counts > 1).any() else torch.full((), 0.5, device=features.device)
-
-
-def _worth(held: Tensor, own: Tensor, labels: Tensor, classes: int) -> float:
-    """By what factor held-out images would score better with their classes, were these made of all images (labels)."""
-    if not len(held):
-        return 1.0
-    alike = _mean_likeness(held, own, classes).clamp(0.01, 1)
-    every, out = (torch.bincount(part, minlength=classes)[own] for part in (labels, own))
-    whole, rest = (alike + (1 - alike) / count.clamp(min=1) for count in (every, every - out))
-    return float((rest / whole).sqrt().mean())

@@ -100,6 +100,12 @@ def likeness(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Te
     return torch.where(pairs > 0, mean, 0.0).to(features.dtype), counts
 
 
+def mean_likeness(features: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Mean cosine of two images of one class, over the classes that have two."""
+    own, counts = likeness(features, labels, classes)
+    return own[counts > 1].mean() if (counts > 1).any() else torch.full((), 0.5, device=features.device)
+
+
 def taken_together(features: Tensor, labels: Tensor, usual: Tensor | None = None) -> Tensor:
     """A group (n,) for each image: those of one class that were taken together have the same.
 

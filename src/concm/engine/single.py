@@ -15,6 +15,7 @@ from torch import Tensor
 
 from concm.engine.metric import softened
 from concm.engine.neighbours import Pull
+from concm.engine.operating import mean_likeness
 from concm.engine.prior import cosine
 
 MOST, AT_ONCE = 2000, 2 * 10**7
@@ -56,16 +57,16 @@ class Single:
         class whose squared distance is at most `near` were taken together, and do not play with each other.
         """
         classes = torch.arange(len(prototypes), device=prototypes.device)
-        (units, labels), (single, of) = _some(asked, len(classes)), _some(shots, len(classes))
-        pairs = (labels[:, None] == of) & (2 - 2 * units @ single.T > max(near, SAME))
+        (units, labels), (lone, kinds) = _some(asked, len(classes)), _some(shots, len(classes))
+        pairs = (labels[:, None] == kinds) & (2 - 2 * units @ lone.T > max(near, SAME))
         if not pairs.any() or len(classes) < 2:
             return cls()
-        known, (predicted, share) = F.normalize(prototypes), (part[of] for part in names)
-        played = F.normalize((1 - share)[:, None] * single + share[:, None] * predicted)
+        known, (predicted, share) = F.normalize(prototypes), (part[kinds] for part in names)
+        played = F.normalize((1 - share)[:, None] * lone + share[:, None] * predicted)
         shown = softened(units, reach)
         image, shot = pairs.nonzero().T
-        found = (shown @ pull.apart(played, known, of[:, None] == classes, gamma).T)[pairs]
-        alike, said = (units @ single.T)[pairs].mean(), (single * predicted).sum(1)[shot]
+        found = (shown @ pull.apart(played, known, kinds[:, None] == classes, gamma).T)[pairs]
+        alike, said = (units @ lone.T)[pairs].mean(), (lone * predicted).sum(1)[shot]
         plain = cosine(alike, said, predicted.square().sum(1)[shot], share[shot], torch.ones_like(said))
         beside = (shown @ known.T).masked_fill(labels[:, None] == classes, -torch.inf).amax(1)[image]
         gain, rise, beside = found.mean() - plain.mean(), found - found.mean(), beside - beside.mean()
@@ -79,3 +80,13 @@ def _some(images: tuple[Tensor, Tensor], classes: int) -> tuple[Tensor, Tensor]:
     order = torch.randperm(classes, generator=torch.Generator().manual_seed(0)).to(labels.device)
     some = order[labels].argsort(stable=True)[: min(MOST, AT_ONCE // classes)]
     return units[some], labels[some]
+
+
+def worth(held: Tensor, own: Tensor, labels: Tensor, classes: int) -> float:
+    """By what factor held-out images would score better with their classes, were these made of all images (labels)."""
+    if not len(held):
+        return 1.0
+    alike = mean_likeness(held, own, classes).clamp(0.01, 1)
+    every, out = (torch.bincount(part, minlength=classes)[own] for part in (labels, own))
+    whole, rest = (alike + (1 - alike) / count.clamp(min=1) for count in (every, every - out))
+    return float((rest / whole).sqrt().mean())

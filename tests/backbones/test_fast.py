@@ -65,16 +65,38 @@ def test_both_runtimes_give_the_same_features_of_the_packaged_network():
     torch.testing.assert_close(found, encoder(pixels), rtol=0, atol=1e-5)
 
 
-def test_a_picture_that_is_lent_several_cores_has_the_same_features():
+@pytest.mark.parametrize("known", [(0, 1), ()])
+def test_a_picture_that_is_lent_several_cores_has_the_same_features(monkeypatch, known):
     needs_runtime()
     encoder = Encoder("lite", random_lite(0).fold(), natural(64), {}, 2).to(CPU)
     pixels = torch.randint(0, 256, (1, encoder.transform.resize, encoder.transform.resize, 3), dtype=torch.uint8)
     found = encoder(pixels)
     assert "_shared" not in encoder._fast.__dict__
+    monkeypatch.setattr(cores, "usable", lambda: list(known))
     with cores.lend(2):
-        lent = encoder(pixels)
+        lent = [encoder(pixels) for _ in range(3)]
     assert encoder._fast.__dict__["_shared"].get_session_options().intra_op_num_threads == 2
-    assert (found - lent).norm() < 1e-3 * found.norm()
+    assert all((found - own).norm() < 1e-3 * found.norm() for own in lent)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_of_two_ways_the_one_that_is_sooner_done_is_taken_and_the_other_tried_now_and_then(monkeypatch, slow):
+    clock = [0.0]
+    monkeypatch.setattr(cores, "perf_counter", lambda: clock[0])
+    sooner, taken, pace = cores.Sooner(), list[int](), [1.0, 1.0]
+
+    def way(number: int) -> int:
+        clock[0] += pace[number]
+        return number
+
+    def asked(times: int) -> list[int]:
+        return [sooner(lambda: way(0), lambda: way(1)) for _ in range(times)]
+
+    pace[slow] = 3.0
+    taken = asked(2 * cores.AGAIN)
+    assert taken.count(slow) == 3  # once to begin with, and once in so many times
+    pace[1 - slow] = 9.0  # another program has taken the cores
+    assert asked(10).count(slow) >= 5
 
 
 def test_an_encoder_in_use_goes_to_another_process_whose_runtime_it_takes(monkeypatch):

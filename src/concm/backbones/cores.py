@@ -8,6 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
+from statistics import median
+from time import perf_counter
 from typing import TypeVar
 
 import torch
@@ -16,13 +19,19 @@ T = TypeVar("T")
 R = TypeVar("R")
 AHEAD = 2
 """How many pieces of work lie ready for each thread."""
+AGAIN = 50
+"""How often the way that took longer is tried again, once in so many times."""
 _lent = threading.local()
 
 
 def budget() -> int:
     """The cores that this process may use, as far as torch may use them; one on a thread that has its share already."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, torch.get_num_threads())
+    return min(len(usable()) or os.cpu_count() or 1, torch.get_num_threads())
+
+
+def usable() -> list[int]:
+    """The numbers of the cores that this thread may use; none where the system does not tell them."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 @contextmanager
@@ -38,6 +47,39 @@ def lend(threads: int) -> Iterator[None]:
 def lent() -> int:
     """How many cores this thread has for what it computes now."""
     return getattr(_lent, "threads", 1)
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """This thread stays on the first of its cores, which no thread that works with it uses."""
+    known = usable()
+    if known:
+        os.sched_setaffinity(0, known[:1])
+    try:
+        yield
+    finally:
+        if known:
+            os.sched_setaffinity(0, known)
+
+
+class Sooner:
+    """Of two ways to one result, the one that lately was sooner done.
+
+    Whether cores that work together are faster than one depends on what else they have to do, which nobody tells.
+    """
+
+    def __init__(self) -> None:
+        self._took: tuple[deque[float], deque[float]] = deque(maxlen=5), deque(maxlen=5)
+        self._turn = count(1)
+
+    def __call__(self, one: Callable[[], T], other: Callable[[], T]) -> T:
+        """The result by one of them; the one that took longer is tried again now and then."""
+        first, second = (median(took) if took else 0.0 for took in self._took)
+        way = int(second < first) ^ int(next(self._turn) % AGAIN == 0)
+        begun = perf_counter()
+        found = (one, other)[way]()
+        self._took[way].append(perf_counter() - begun)
+        return found
 
 
 @contextmanager

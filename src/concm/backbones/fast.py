@@ -33,10 +33,11 @@ class Fast(nn.Module):
         super().__init__()
         self._made = partial(_model, network)
         self.session = session(self._made())
+        self._sooner = cores.Sooner()
 
     @cached_property
     def _shared(self) -> InferenceSession:
-        """The same on several cores together, which is sooner done for a picture that is alone."""
+        """The same on several cores together."""
         return session(self._made(), cores.lent())
 
     def forward(self, images: Tensor) -> Tensor:
@@ -48,9 +49,19 @@ class Fast(nn.Module):
         return [means[..., None, None] for means in self._run(images, ["last", "head"])]
 
     def _run(self, images: Tensor, names: list[str]) -> list[Tensor]:
-        pixels, run = images.contiguous().numpy(), (self._shared if cores.lent() > 1 else self.session).run
-        parts = [run(names, {"images": pixels[at : at + BATCH]}) for at in range(0, len(pixels), BATCH)]
+        pixels = images.contiguous().numpy()
+        parts = [self._part(names, {"images": pixels[at : at + BATCH]}) for at in range(0, len(pixels), BATCH)]
         return [torch.from_numpy(np.concatenate(found)) for found in zip(*parts, strict=True)]
+
+    def _part(self, names: list[str], given: dict[str, Any]) -> list[Any]:
+        """On this thread, or on the cores that it was lent if that is sooner done."""
+        alone = partial(self.session.run, names, given)
+        return self._sooner(partial(self._together, names, given), alone) if cores.lent() > 1 else alone()
+
+    def _together(self, names: list[str], given: dict[str, Any]) -> list[Any]:
+        run = self._shared.run
+        with cores.apart():
+            return run(names, given)
 
 
 def fast(network: nn.Module) -> nn.Module:

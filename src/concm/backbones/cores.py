@@ -51,7 +51,7 @@ def lent() -> int:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """This thread stays on the first of its cores, which no thread that works with it uses."""
+    """The calling thread stays on the first of its cores, which no thread that works with it uses."""
     known = usable()
     if known:
         os.sched_setaffinity(0, known[:1])

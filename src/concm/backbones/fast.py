@@ -59,9 +59,10 @@ class Fast(nn.Module):
         return self._sooner(partial(self._together, names, given), alone) if cores.lent() > 1 else alone()
 
     def _together(self, names: list[str], given: dict[str, Any]) -> list[Any]:
-        run = self._shared.run
+        shared = self._shared
         with cores.apart():
-            return run(names, given)
+            found: list[Any] = shared.run(names, given)
+        return found
 
 
 def fast(network: nn.Module) -> nn.Module:

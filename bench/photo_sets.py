@@ -242,11 +242,13 @@ def answers(classifier: Classifier, names: Sequence[str], photos: Sequence[Path]
 class Run:
     """One draw of one set with one number of shots."""
 
-    def __init__(self, photos: PhotoSet, features: Mapping[Path, Tensor], draw: int, shots: int, store: Path) -> None:
+    def __init__(
+        self, photos: PhotoSet, features: Mapping[Path, Tensor], draw: int, shots: int, store: Path, looks: int
+    ) -> None:
         self.photos, self.features, self.shots = photos, features, shots
         self.names = list(photos.train)
         self.lessons, self.unused = deal(photos, draw, shots)
-        self.classifier = Classifier(store, backbone=BACKBONE, seed=draw)
+        self.classifier = Classifier(store, backbone=BACKBONE, seed=draw, looks=looks)
         self.seconds: dict[str, Any] = {"learn": []}
 
     def stacked(self, paths: Iterable[Path]) -> Tensor:
@@ -404,20 +406,23 @@ def confidence_table(name: str, by: Mapping[int, list[Any]]) -> str:
 # Everything
 
 
-def encode(photos: PhotoSet, work: Path) -> dict[Path, Tensor]:
+def encode(photos: PhotoSet, work: Path, looks: int) -> dict[Path, Tensor]:
     """The features of all photos of a set, from the cache where they are in it."""
-    encoder = Classifier(work / "none", backbone=BACKBONE)._encoder
+    encoder = Classifier(work / "none", backbone=BACKBONE, looks=looks)._encoder
     items = encoded(encoder, photos.every, remember=True, title=f"photos of {photos.name}")
     return {path: whole(item).features for path, item in zip(photos.every, items, strict=True)}
 
 
-def run_all(photos: PhotoSet, todo: Sequence[tuple[int, int]], work: Path, keep: Callable[[Any], None]) -> None:
-    features = encode(photos, work) if todo else {}
+def run_all(
+    photos: PhotoSet, todo: Sequence[tuple[int, int]], work: Path, looks: int, keep: Callable[[Any], None]
+) -> None:
+    features = encode(photos, work, looks) if todo else {}
     for draw, shots in todo:
         print(f"{photos.name}, draw {draw}, {shots} shots", flush=True)
         store = work / f"{photos.name}-{draw}-{shots}"
         shutil.rmtree(store, ignore_errors=True)
-        run = {"set": photos.name, "draw": draw, "shots": shots} | Run(photos, features, draw, shots, store).all()
+        found = Run(photos, features, draw, shots, store, looks).all()
+        run = {"set": photos.name, "draw": draw, "shots": shots} | found
         shutil.rmtree(store)
         keep(run)
         print(markdown([run]), flush=True)
@@ -430,10 +435,14 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder for stores and for the cache of features")
     parser.add_argument("--shots", type=int, nargs="+", choices=SHOTS, default=SHOTS)
     parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--looks", type=int, default=1, help="at each photo; a file has runs of one number of them")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--markdown", action="store_true", help="only print the tables of the file")
     options = parser.parse_args()
-    runs = json.loads(options.json.read_text())["runs"] if options.json.exists() else []
+    before = json.loads(options.json.read_text()) if options.json.exists() else {"runs": []}
+    runs = before["runs"]
+    if runs and before.get("looks", 1) != options.looks:
+        parser.error(f"{options.json} has runs with another number of looks")
     if not options.markdown:
         if options.work is None:
             parser.error("--work is needed")
@@ -443,7 +452,7 @@ def main() -> None:
         def keep(run: dict[str, Any]) -> None:
             runs.append(run)
             runs.sort(key=lambda one: (one["set"] != "grocery", one["shots"], one["draw"]))
-            about = {"backbone": BACKBONE, "concm": __version__, "cores": os.cpu_count()}
+            about = {"backbone": BACKBONE, "looks": options.looks, "concm": __version__, "cores": os.cpu_count()}
             write_whole(options.json, json.dumps({**about, "runs": runs}, separators=(",", ":")).encode())
 
         wanted = [(draw, shots) for draw in range(options.draws) for shots in options.shots]
@@ -451,7 +460,7 @@ def main() -> None:
             if folder is not None:
                 photos = load(folder)
                 done = {(run["draw"], run["shots"]) for run in runs if run["set"] == photos.name}
-                run_all(photos, [pair for pair in wanted if pair not in done], options.work, keep)
+                run_all(photos, [pair for pair in wanted if pair not in done], options.work, options.looks, keep)
     print(markdown(runs))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from concm.classifier import confidence
 from concm.classifier.confidence import Confidence
-from concm.engine import concm, trial
+from concm.engine import concm, lexicon, trial
 from concm.engine.concm import Engine, spaced
 from concm.engine.operating import NEAR, taken_together
 from concm.engine.settings import Settings
@@ -74,7 +74,7 @@ def test_more_classes_than_structures_are_matched_for_have_prototypes_alone(monk
 
 def test_names_say_the_same_without_the_matrix_of_all_pairs(monkeypatch):
     plain = taught()
-    monkeypatch.setattr(concm, "AT_ONCE", 0)
+    monkeypatch.setattr(lexicon, "AT_ONCE", 0)
     engine = taught()
     assert torch.allclose(plain.memory.mean, engine.memory.mean, atol=1e-5)
     assert plain.remarks == engine.remarks

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concm.engine import calibration, geometry, losses
+from concm.engine import calibration, geometry
 from concm.engine.calibration import Calibrator
-from concm.engine.descent import AdamW, descend, warmed_cosine
 from concm.engine.head import Head
-from concm.engine.memory import Memory, Sampler, class_statistics, class_sums, spread
+from concm.engine.lexicon import NAMED, Lexicon
+from concm.engine.matching import match
+from concm.engine.memory import Memory, class_statistics, spread
 from concm.engine.metric import AnySession, Metric
 from concm.engine.neighbours import FEWEST, Pull
 from concm.engine.operating import NEAR, held_out, likeness, mean_likeness
@@ -30,9 +30,7 @@ from concm.engine.settings import Settings
 from concm.engine.single import Single, worth
 from concm.engine.state import Stateful, count_bytes
 from concm.engine.trial import Trial
-from concm.errors import Misuse
 from concm.features.sessions import BaseSession, Session
-from concm.semantics.kinship import Family, kinship
 from concm.semantics.nameless import Nameless
 from concm.semantics.overrides import bundled
 from concm.semantics.semantics import Semantics
@@ -48,10 +46,6 @@ SHRINKAGE = 5.0
 STRUCTURED = 4096
 """Classes up to which structures are matched, which takes the cube of their number; more have prototypes alone, which
 are not drawn to neighbours."""
-NAMED = 2048
-"""Base classes from which names are learned at most: the prior over names takes the cube of their number."""
-AT_ONCE = 10**6
-"""Kinships up to which their matrix is made."""
 
 
 class Engine(Stateful):
@@ -76,9 +70,7 @@ class Engine(Stateful):
         super().__init__(seed=seed, device=device)
         if settings is not None:
             self.settings = settings
-        self._semantics: Semantics | Nameless | None = semantics if self.settings.named else Nameless()
-        self._senses: dict[str, str] = {}
-        self._said: tuple[list[str], Tensor, Tensor] | None = None
+        self._lexicon = Lexicon(semantics if self.settings.named else Nameless())
         self._tried: Trial | None = None
         self.metric: Metric | None = None
         self.calibrator: Calibrator | None = None
@@ -91,7 +83,6 @@ class Engine(Stateful):
         self.point: list[float] | None = None
         self.reach, self.pull, self.single, self.whole = self.settings.reach, Pull(), Single(), 1.0
         self.names: list[str] = []
-        self.pool: list[str] = []
         self.remarks: list[str] = []
 
     def fit_base(self, base: BaseSession) -> None:
@@ -110,9 +101,9 @@ class Engine(Stateful):
         self.memory = Memory.of_base(base, held)
         some = spaced(len(base.names), NAMED)
         self.names, self.pool = list(base.names), [base.names[at] for at in some]
-        self._senses = bundled(base.scenario.removesuffix("-validation"))
+        self.senses = bundled(base.scenario.removesuffix("-validation"))
         if settings.calibrate == "names":
-            kin = kinship(self.semantics, self.pool, self.pool)
+            kin = self._lexicon.kinship(self.names, self.pool)
             self.prior = NamePrior.of(kin, base.mean[some])
         elif settings.calibrate == "network":
             views = None if base.views is None else base.views[~held]
@@ -169,7 +160,7 @@ class Engine(Stateful):
         """Whether the name of a class says how such things look, so that it can be learned without an image."""
         if self.prior is None or not self.settings.trust:
             return False
-        return bool(kinship(self.semantics.learn([name]), [name], self.pool).any())
+        return bool(self._lexicon.kinship(self.names, [name]).any())
 
     def _shown(self, session: AnySession) -> AnySession:
         """The session without its views, where they do not count."""
@@ -260,26 +251,13 @@ class Engine(Stateful):
         """Few-shot prototypes (n, d) completed by their classes' attributes (MPC), if they have any."""
         if self.calibrator is None or not names:
             return prototypes
-        self._semantics = known = self.semantics.learn(names)
-        vectors, association = (part.to(self.device) for part in known.classes(names))
+        vectors, association = (part.to(self.device) for part in self.semantics.classes(names))
         return self.calibrator.calibrate(prototypes, vectors, association, self.settings.alpha)
 
     def _predicted(self) -> tuple[Tensor, Tensor]:
         """Prototypes of all novel classes by their names alone, and how far they may miss."""
         assert self.prior is not None
-        names = self.names[self.memory.base :]
-        self._semantics = self.semantics.learn(names)
-        if isinstance(self._semantics, Nameless) or len(names) * len(self.pool) <= AT_ONCE:
-            return self.prior.predict(kinship(self._semantics, names, self.pool))
-        if self._said is None or self._said[0] != names:  # what many names say is looked up once
-            self._said = (names, *self._family.times(self._semantics, names, self.prior.weights.cpu()))
-        return self.prior.said(*self._said[1:])
-
-    @cached_property
-    def _family(self) -> Family:
-        """The base classes from which names are learned."""
-        assert isinstance(self.semantics, Semantics)
-        return Family(self.semantics, self.pool)
+        return self._lexicon.predicted(self.prior, self.names, self.names[self.memory.base :])
 
     def completed(self, means: Tensor, predicted: Tensor, miss: Tensor, likeness: Tensor, counts: Tensor) -> Tensor:
         """Prototypes (n, d): means of so many shots, completed by what names predict as far as these are trusted."""
@@ -314,28 +292,12 @@ class Engine(Stateful):
         """Say of which classes the names mean nothing here."""
         if self.settings.calibrate == "none" or not self.settings.named:
             return
-        known = self.semantics.learn(names)
-        if self.prior is not None and "_family" in self.__dict__ and isinstance(known, Semantics):
-            strange = ~self._family.times(known, names, torch.empty(len(self.pool), 0))[1]
-        elif self.prior is not None:
-            strange = ~kinship(known, names, self.pool).any(1)
-        else:
-            strange = ~known.classes(names)[1].any(1)
-        said = ("means nothing", "mean nothing") if self.prior is not None else ("has no attributes", "have none")
-        found = [repr(name) for name, nothing in zip(names, strange.tolist(), strict=True) if nothing]
-        if len(found) == 1:
-            self.remarks.append(f"{found[0]} {said[0]} here: its prototype comes from its images")
-        elif found:
-            some = ", ".join(found[:5]) + (" …" if len(found) > 5 else "")
-            self.remarks.append(f"{len(found)} names {said[1]} here ({some}): their prototypes come from their images")
+        self.remarks += self._lexicon.remarks(self.names, names, akin=self.prior is not None)
 
     @property
     def semantics(self) -> Semantics | Nameless:
-        """The meanings of the class names, looked up when they are first needed."""
-        if self._semantics is None:
-            self._semantics = Semantics.of_names(self.pool, overrides=self._senses).learn(self.names)
-            self._senses = self._semantics.senses
-        return self._semantics
+        """The meanings of the class names."""
+        return self._lexicon.meanings(self.names)
 
     @property
     def head(self) -> Head:
@@ -361,13 +323,21 @@ class Engine(Stateful):
 
     @property
     def senses(self) -> dict[str, str]:
-        """The synset chosen for each class name, so that a loaded engine reads names as this one does."""
-        return self._senses if self._semantics is None else self._semantics.senses
+        """The synset chosen for each class name."""
+        return self._lexicon.senses
 
     @senses.setter
     def senses(self, known: dict[str, str]) -> None:
-        self._senses = known
-        self._semantics = self._semantics and self._semantics.learn(self.names)
+        self._lexicon.senses = known
+
+    @property
+    def pool(self) -> list[str]:
+        """The base classes from which names are learned."""
+        return self._lexicon.pool
+
+    @pool.setter
+    def pool(self, names: list[str]) -> None:
+        self._lexicon.pool = names
 
     @property
     def neighbours(self) -> list[float]:
@@ -405,8 +375,7 @@ class Engine(Stateful):
 
         Attributes that do not come from WordNet must be given to the constructor again.
         """
-        self.memory, self._said, self._tried = Memory.empty(), None, None
-        self.__dict__.pop("_family", None)
+        self.memory, self._tried = Memory.empty(), None
         matrices = sorted(name for name in state if name.startswith("metric.matrix"))
         self.metric = Metric([state[name] for name in matrices], state["metric.weights"]) if matrices else None
         self.prior = NamePrior.empty() if "prior.centre" in state else None
@@ -437,37 +406,18 @@ class Engine(Stateful):
             for network in networks:
                 network.widen(width)
             self.free = geometry.widen(self.free, width)
-        sampler = memory.sampler(settings.per_base, settings.per_novel, noise=settings.noise, around=settings.around)
-        initial = self._projected_means(sampler)
-        free = settings.structure == "learned"
-        if free:
-            structure = torch.cat([self.free, initial[:, self.free.shape[1] :]], 1).requires_grad_()
-        else:
-            structure = torch.stack([self._target(own, at) for at, own in enumerate(initial)])
-            pairs = zip(initial, structure, strict=True)
-            self.smr = sum(geometry.matching_rate(*pair) for pair in pairs) / len(networks)
-        anchors = torch.arange(memory.base if session else 0, count, device=self.device)
-        contrast = settings.loss != "match"
-
-        def loss() -> Tensor:
-            features, labels = sampler.batch(settings.batch, self.generator)
-            value = features.new_zeros(())
-            for network, own in zip(networks, structure, strict=True):
-                vectors = network(features)
-                targets = F.normalize(own) if free else own
-                value = value + losses.matching(vectors, labels, targets, scale=settings.scale)
-                if contrast:
-                    pull = anchors if settings.loss == "match+contrast" else anchors[:0]
-                    value = value + losses.anchored_contrast(vectors, labels, targets, pull, settings.temperature)
-            return value
-
-        parameters = [*self.projectors.parameters(), *([structure] if free else [])]
-        rates = warmed_cosine(settings.lr, steps, max(1, steps // 10) - 1)
-        descend(parameters, loss, rates, AdamW(settings.weight_decay), random=self.generator)
-        if free:  # free vectors are no target, so features are compared with the projected class means
-            self.free = structure.detach()
-            structure = self._projected_means(sampler)
-        self.structure = structure
+        found = match(
+            networks,
+            memory.sampler(settings.per_base, settings.per_novel, noise=settings.noise, around=settings.around),
+            settings,
+            free=self.free,
+            first=memory.base if session else 0,
+            steps=steps,
+            seed=self.seed,
+            random=self.generator,
+        )
+        self.structure, self.smr = found.structure, found.smr
+        self.free = self.free if found.free is None else found.free
         self._operate()
 
     def _operate(self) -> None:
@@ -485,31 +435,6 @@ class Engine(Stateful):
         """The trial by which the operating point was found, handed out once, or another one."""
         trial, self._tried = self._tried or Trial.of(self), None
         return trial
-
-    @torch.no_grad()
-    def _projected_means(self, sampler: Sampler) -> Tensor:
-        """The initial structures: the mean projection of each class's samples, before the projectors are trained."""
-        networks: list[Projector] = list(self.projectors)  # type: ignore[arg-type]
-        total = torch.zeros(len(networks), len(self.memory.mean), networks[0].width, device=self.device)
-        for _ in range(min(8, 1 + 16_384 // len(sampler.labels))):
-            samples = sampler(self.generator)
-            for at, network in enumerate(networks):
-                total[at] += class_sums(network(samples), sampler.labels, total.shape[1])
-        return F.normalize(total, dim=-1)
-
-    def _target(self, initial: Tensor, head: int) -> Tensor:
-        """The structure that a projector is to be matched to."""
-        kind, (count, width) = self.settings.structure, initial.shape
-        if kind == "matched":
-            return geometry.nearest_simplex(initial)
-        if kind == "fixed":  # the same structure at every session
-            room = self.settings.total or count
-            if count > room:
-                raise Misuse(f"structure=fixed has room for total={room} classes, and this is the {count}th")
-            same = torch.Generator(self.device).manual_seed(self.seed + head)
-            return geometry.random_simplex(room, width, same)[:count].to(initial.dtype)
-        drawn = geometry.random_simplex(count, width, self.generator).to(initial.dtype)
-        return geometry.assigned(initial, drawn) if kind == "greedy" else drawn
 
 
 def spaced(count: int, most: int) -> list[int]:

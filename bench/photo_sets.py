@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from concm import __version__, progress
-from concm.classifier import classifier as predicting
+from concm.classifier import opened as predicting
 from concm.classifier.classifier import Classifier
 from concm.classifier.evaluation import auroc, calibration_error
 from concm.classifier.prediction import whole

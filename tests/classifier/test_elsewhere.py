@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from concm.classifier import classifier, elsewhere
+from concm.classifier import elsewhere, opened
 from concm.classifier.elsewhere import Elsewhere
 from concm.classifier.stream import encoded
 from concm.errors import ConcmError, Misuse
@@ -32,7 +32,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Inline:
     def joined(on):
         yield own if on == "ray" else None
 
-    monkeypatch.setattr(classifier, "joined", joined)
+    monkeypatch.setattr(opened, "joined", joined)
     monkeypatch.setattr(elsewhere, "SHARD", 3)
     return own
 

@@ -23,7 +23,7 @@ from concm.classifier import change as store_module
 from concm.classifier.classifier import Classifier
 from concm.classifier.proof import commit
 from concm.classifier.store import Store
-from concm.engine import concm as engine_module
+from concm.engine import matching
 from concm.engine.concm import Engine
 from concm.errors import ConcmError, Misuse
 from concm.files import load_tensors
@@ -270,7 +270,7 @@ def test_an_interruption_leaves_all_as_it_was(used, tmp_path, monkeypatch, chang
             for verb in ("learn", "revise", "forget"):
                 then.setattr(Engine, verb, interrupted)
         elif moment == "amidst":
-            then.setattr(engine_module, "descend", interrupted)
+            then.setattr(matching, "descend", interrupted)
         else:
             then.setattr(store_module, "save_tensors", interrupted)
         with pytest.raises(KeyboardInterrupt):

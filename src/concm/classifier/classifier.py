@@ -11,60 +11,43 @@ Every change makes one version of the store behind it, so nothing half-learned i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import cached_property
-from itertools import chain
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from concm import __version__
 from concm.backbones.cores import one_thread
-from concm.backbones.encoder import Encoder
-from concm.classifier.album import Album
 from concm.classifier.change import Change
-from concm.classifier.check import Check, check
 from concm.classifier.confidence import ENOUGH, TOO_FEW, Confidence
 from concm.classifier.corrections import Chosen, Correction
 from concm.classifier.duplicates import Duplicates, check_duplicates, not_removed, only_new
-from concm.classifier.elsewhere import Elsewhere
-from concm.classifier.evaluation import Evaluation, remarks
-from concm.classifier.evaluation import evaluate as measure
-from concm.classifier.folder import KEPT, refuse_foreign, refuse_unwritable
+from concm.classifier.folder import KEPT, refuse_unwritable
 from concm.classifier.folders import Nested, Similar, almost_the_same, beside, refuse_similar
 from concm.classifier.lesson import Lesson
 from concm.classifier.made import Made
-from concm.classifier.photos import NO_PHOTOS, Picture, by_class, checked_name, printable, spelling
-from concm.classifier.prediction import Known, Prediction, Predictions, check_rate, listed, many, threads, whole
+from concm.classifier.opened import Given, Opened
+from concm.classifier.photos import NO_PHOTOS, by_class, checked_name, spelling
 from concm.classifier.rehearsal import Plan, rehearse
-from concm.classifier.rows import ClassRow, PhotoRow, VersionRow, state_file
-from concm.classifier.sight import Sight
+from concm.classifier.rows import PhotoRow, VersionRow
 from concm.classifier.store import Store
-from concm.classifier.stream import BATCH, Encoded, encoded, in_parts, in_piles
-from concm.cluster import joined
-from concm.data.images import Broken, BrokenPicture
+from concm.data.images import Broken
 from concm.engine.concm import Engine
 from concm.engine.operating import Lean
 from concm.engine.settings import Settings
-from concm.errors import ConcmError, Misuse, loading
+from concm.errors import ConcmError, Misuse
 from concm.features.sessions import Session
 from concm.files import content_digest
-from concm.progress import steps, track
-from concm.records import from_json, to_json
+from concm.progress import steps
+from concm.records import to_json
 
-UNKNOWN_RATE = 0.05
 FEW = 5000
 """Photos up to which a store is fitted on one thread: where cores are shared, more wait longer than they compute."""
-Given = str | os.PathLike[str] | Mapping[str, Any]
-"""A folder or a zip file of class folders, a CSV file of paths and labels, or pictures by class name."""
 
 
-class Classifier:
+class Classifier(Opened):
     """A photo classifier that lives in a folder; it is opened if it exists, and made by `fit` if it does not.
 
     Parameters
@@ -102,88 +85,6 @@ class Classifier:
     'green'
     >>> zoo.close()
     """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        backbone: str | nn.Module | None = None,
-        *,
-        device: Literal["auto", "cpu", "cuda"] = "auto",
-        seed: int = 0,
-        wait: float = 60.0,
-        waiting: Callable[[], None] | None = None,
-        blocks: int | None = None,
-        looks: int | None = None,
-    ) -> None:
-        self.path, self._asked = Path(path), device
-        self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
-        if device == "cuda" and self.device == "cpu":
-            raise Misuse("device cuda, but torch sees no GPU here")
-        if not wait >= 0:
-            raise Misuse(f"seconds to wait are a number from 0 on, not {wait}")
-        if not 0 <= seed < 2**63:
-            raise Misuse(f"a seed is a whole number from 0 to 2^63 − 1, not {seed}")
-        self.seed, self._wait, self._waiting = seed, wait, waiting
-        self._backbone, self._blocks, self._looks = backbone, blocks, looks
-        self._store = self._found()
-        if self._store is None:
-            refuse_foreign(self.path)
-        elif any(given is not None for given in (backbone, blocks, looks)):
-            _ = self._encoder  # refuses a backbone or readings that are not the store's
-        self._cached: Known | None = None
-        self.remarks: list[str] = []
-
-    def close(self) -> None:
-        """Close the store's files; they are opened again when the classifier is used."""
-        if self._store is not None:
-            self._store.close()
-        self._store = None
-
-    def __enter__(self) -> Classifier:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What travels to another process: where the store is and how it is opened; it is opened there anew."""
-        how = {"device": self.device, "seed": self.seed, "wait": self._wait, "blocks": self._blocks}
-        return {"path": self.path.absolute(), "backbone": self._backbone, "looks": self._looks, **how}
-
-    def __setstate__(self, how: dict[str, Any]) -> None:
-        self.__init__(**how)  # type: ignore[misc]
-
-    # State
-
-    @property
-    def store(self) -> Store:
-        """The store on disk; it exists once the classifier is fitted."""
-        if self._store is None and (found := self._found()) is not None:  # another process has made it
-            self._store = found
-            self.__dict__.pop("_encoder", None)  # so that it is checked against the store's
-        if self._store is None:
-            raise Misuse(f"there is no store at {self.path} yet: fit it with two classes or more first")
-        return self._store
-
-    @property
-    def classes(self) -> list[ClassRow]:
-        """All classes, in the order in which they were learned."""
-        return self.store.classes()
-
-    @property
-    def classes_(self) -> NDArray[np.str_]:
-        """The class names, in the order of `predict_proba`'s columns."""
-        return np.array(self.known().engine.names)
-
-    @property
-    def history(self) -> list[VersionRow]:
-        """The versions that led to the current one, oldest first."""
-        return self.store.history()
-
-    @property
-    def version(self) -> int:
-        """The current version."""
-        return self.store.version
 
     # Learning
 
@@ -226,12 +127,6 @@ class Classifier:
         if not confidence.enough:
             self.remarks.append(TOO_FEW)
         return self
-
-    def _remembered(self, groups: dict[str, list[Picture]], broken: Broken, on: str) -> Lesson:
-        """Photos that are encoded only once, by workers if there are any; interrupted, the same call does the rest."""
-        with joined(on) as cluster:
-            elsewhere = None if cluster is None else Elsewhere(cluster, cluster.device(self._asked))
-            return Lesson.of(self._encoder, groups, broken=broken, remember=True, elsewhere=elsewhere)
 
     def _fitted(self, lesson: Lesson, lean: Lean, settings: Settings | None) -> tuple[Engine, Confidence]:
         base = lesson.base_session()
@@ -405,159 +300,6 @@ class Classifier:
         """Step back to exactly the version before."""
         return self.store.undo(self._waiting, self._wait)
 
-    # Prediction
-
-    def predict(
-        self,
-        pictures: Picture | Sequence[Picture],
-        *,
-        unknown_rate: float = UNKNOWN_RATE,
-        top: int = 5,
-        broken: Broken | None = None,
-    ) -> Predictions:
-        """Say what each picture shows; at most about `unknown_rate` of photos of known classes are called unknown.
-
-        What cannot be read of a folder is in the result's `failures`, and its `remarks` count what is no photo by its
-        name. Of pictures that are listed one by one, each has an answer in its place, or an error is raised; `broken`
-        chooses one or the other.
-        """
-        found = self.stream(listed(pictures), unknown_rate=unknown_rate, top=top)
-        refuse = not many(pictures) if broken is None else broken == "refuse"
-        return Predictions.of(map(whole, found) if refuse else found, pictures)
-
-    def stream(
-        self, pictures: Sequence[Picture], *, unknown_rate: float = UNKNOWN_RATE, top: int = 5
-    ) -> Iterator[Prediction | BrokenPicture]:
-        """Predict pictures one by one, always by the newest version; a picture that cannot be read gives its error."""
-        check_rate(unknown_rate)
-        if top < 1:
-            raise Misuse(f"at least one guess must be asked for, not {top}")
-        self.known()
-        piles = in_piles(self._encoder, pictures, kept=False)
-        if self.known().many:
-            piles = in_parts(chain.from_iterable(piles), BATCH)
-        found = chain.from_iterable(self._answers(pile, unknown_rate, top) for pile in piles)
-        yield from track(found, "predicting", len(pictures))
-
-    def _answers(
-        self, pile: list[Encoded | BrokenPicture], unknown_rate: float, top: int
-    ) -> Iterator[Prediction | BrokenPicture]:
-        """Answers to photos that were encoded together: all at once, and again if a new version comes in between."""
-        seen = [item for item in pile if isinstance(item, Encoded)]
-        known, answers = None, dict[int, Prediction]()
-        for item in pile:
-            if isinstance(item, BrokenPicture):
-                yield item
-                continue
-            if (now := self.known()) is not known:
-                known, features = now, torch.stack([own.features for own in seen])
-                found = now.predictions([own.name for own in seen], features, unknown_rate, top)
-                answers = {id(own): answer for own, answer in zip(seen, found, strict=True)}
-            yield answers[id(item)]
-
-    def features(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
-        """Features (n, d) of pictures by the store's backbone, for `concm.ConCM` or whatever else works on features."""
-        items = [whole(item) for item in encoded(self._encoder, listed(pictures), kept=False, title="photos")]
-        return np.array([item.features.numpy() for item in items], np.float32)
-
-    def predict_proba(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
-        """Probabilities (n, classes) in the order of `classes_`."""
-        self.known()
-        items = [whole(item) for item in encoded(self._encoder, listed(pictures), kept=False, title="predicting")]
-        known = self.known()
-        if not items:
-            return np.zeros((0, len(known.engine.names)), np.float32)
-        scores = known.scores(torch.stack([item.features for item in items]))
-        return known.confidence.probabilities(scores).numpy()
-
-    def evaluate(
-        self,
-        photos: Given,
-        *,
-        unknown_rate: float = UNKNOWN_RATE,
-        broken: Broken = "refuse",
-        nested: Nested = "refuse",
-        on: str = "here",
-    ) -> Evaluation:
-        """Measure accuracy and confidence on labelled photos; those of unknown classes should be called unknown.
-
-        `on` says where photos are encoded, as in `fit`.
-        """
-        check_rate(unknown_rate)
-        self.known()
-        lesson = self._remembered(by_class(photos, taught=False, nested=nested), broken, on)
-        known = self.known()
-        names, base = known.engine.names, known.engine.memory.base
-        lesson = lesson.spelled(names)
-        scores, taught = known.scores(lesson.features), self.store.taught(lesson.digests)
-        rated = known.confidence, unknown_rate, known.version
-        result = measure(scores, lesson.truth, names, base, *rated, photos=lesson.names, taught=taught)
-        source = "photos in memory" if isinstance(photos, Mapping) else printable(photos)
-        self.remarks = beside(photos) + lesson.remarks
-        self.remarks += remarks(result, names, lesson.photos, known.confidence.enough)
-        try:
-            self.store.keep_evaluation(known.version, source, to_json(result), self._waiting, self._wait)
-        except ConcmError as error:  # the result is returned even if it cannot be stored
-            self.remarks = [*self.remarks, f"the figures were not kept: {error}"]
-        return result
-
-    def check(self) -> Check:
-        """What the taught photos say of each other: classes that need more, confused ones, and photos to look at.
-
-        For each class there is the accuracy to be expected now and with more photos; photos that are likely mislabelled
-        and those that do harm come with the worst first. Nothing is encoded, and nothing is changed.
-        """
-        known = self.known()
-        return check(Album.of(self.store, known), known)
-
-    def export(
-        self, onnx: str | os.PathLike[str] | None = None, structure: str | os.PathLike[str] | None = None
-    ) -> list[Path]:
-        """Write the network as ONNX, and what it knows now as a structure file, beside it or at `structure`."""
-        from concm.classifier import export
-
-        if onnx is None and structure is None:
-            raise Misuse("export writes an ONNX file, a structure file, or both: say where to")
-        known, written = self.known(), list[Path]()
-        what = known.engine, known.confidence, known.version
-        if onnx is not None:
-            export.write_onnx(Path(onnx), self._encoder, *what)
-            written.append(Path(onnx))
-        beside = Path(structure) if structure is not None else written[0].with_suffix(".structure.safetensors")
-        export.write_structure(beside, Made.of(self.store).encoder, *what)
-        return [*written, beside]
-
-    def verify(self) -> list[str]:
-        """What is damaged in the store, in sentences; an empty list means that every version is sound."""
-        wrong = self.store.verify()
-        try:
-            Made.of(self.store).check(self.path / KEPT)
-        except ConcmError as error:
-            wrong.append(f"the backbone: {error}")
-        return wrong
-
-    def backup(self, destination: str | os.PathLike[str]) -> Path:
-        """Make a consistent copy of the store in a new folder, while others go on predicting; not of a damaged one."""
-        Made.of(self.store).check(self.path / KEPT)
-        self.store.backup(Path(destination), self._waiting, self._wait)
-        return Path(destination)
-
-    # Internals
-
-    def _found(self) -> Store | None:
-        """The store if it was fitted; a store whose first version was interrupted does not count."""
-        store = Store.open(self.path) if Store.exists(self.path) else None
-        if store is not None and not store.version:
-            store.close()
-            return None
-        return store
-
-    @cached_property
-    def _encoder(self) -> Encoder:
-        """The frozen backbone, checked to be the one that the store's features come from."""
-        made = None if self._store is None else Made.of(self._store)
-        return Sight(self.path, self._backbone, self._blocks, self._looks).encoder(made, self.device)
-
     def _licence(self) -> list[str]:
         licence = self._encoder.meta.get("licence")
         return [] if licence is None else [f"the weights of {self._encoder.source} have the licence: {licence}"]
@@ -602,22 +344,6 @@ class Classifier:
         change.commit(action, detail, tensors, state, lasting=lasting if first else None, names=engine.names)
         return confidence
 
-    def _load(self) -> Known:
-        """The current version, read from the store."""
-        while True:
-            version = self.store.version
-            (tensors, state), names = self.store.state(), [row.name for row in self.classes]
-            if self.store.version == version:
-                break
-        file = state_file(self.path, version)
-        with threads(len(names)), loading(file, "state of a classifier", "step back with undo"):
-            engine = Engine(from_json(Settings, state["settings"]), seed=Made.of(self.store).seed, device=self.device)
-            return Known.of(version, engine, tensors, names)
-
-    def known(self) -> Known:
-        """The current version, read again if another process has learned something since."""
-        if self._cached is None or self._cached.version != self.store.version:
-            self._cached = self._load()
         return self._cached
 
 

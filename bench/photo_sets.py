@@ -450,7 +450,7 @@ def main() -> None:
         progress.show()
 
         def keep(run: dict[str, Any]) -> None:
-            runs.append(run)
+            runs.append(json.loads(json.dumps(run), parse_float=lambda figure: round(float(figure), 4)))
             runs.sort(key=lambda one: (one["set"] != "grocery", one["shots"], one["draw"]))
             about = {"backbone": BACKBONE, "looks": options.looks, "concm": __version__, "cores": os.cpu_count()}
             write_whole(options.json, json.dumps({**about, "runs": runs}, separators=(",", ":")).encode())

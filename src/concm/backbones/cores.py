@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from statistics import median
 from time import perf_counter
@@ -19,8 +20,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 AHEAD = 2
 """How many pieces of work lie ready for each thread."""
-AGAIN = 50
-"""How often the way that took longer is tried again, once in so many times."""
+AGAIN, TRIES = 300, 3
+"""How often two ways to one result are compared anew, once in so many times, and how often each is taken for that."""
+GAIN = 0.9
+"""Several cores are taken if the time that they take is below this share of that of one, since all of them are busy."""
 _lent = threading.local()
 
 
@@ -49,37 +52,48 @@ def lent() -> int:
     return getattr(_lent, "threads", 1)
 
 
-@contextmanager
-def apart() -> Iterator[None]:
-    """The calling thread stays on the first of its cores, which no thread that works with it uses."""
+def others(threads: int) -> list[int]:
+    """Cores for all but one of so many threads, not always the same ones; none where the system does not tell them."""
     known = usable()
-    if known:
-        os.sched_setaffinity(0, known[:1])
+    return sorted(random.sample(known, threads - 1)) if len(known) >= threads else []
+
+
+@contextmanager
+def apart(from_cores: Collection[int]) -> Iterator[None]:
+    """The calling thread keeps away from these cores, if it may."""
+    known = usable()
+    rest = set(known).difference(from_cores)
+    if not from_cores or not rest or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    with suppress(OSError):
+        os.sched_setaffinity(0, rest)
     try:
         yield
     finally:
-        if known:
+        with suppress(OSError):
             os.sched_setaffinity(0, known)
 
 
 class Sooner:
-    """Of two ways to one result, the one that lately was sooner done.
+    """Of two ways to one result, the first if that was lately much sooner done, else the second.
 
     Whether cores that work together are faster than one depends on what else they have to do, which nobody tells.
     """
 
     def __init__(self) -> None:
-        self._took: tuple[deque[float], deque[float]] = deque(maxlen=5), deque(maxlen=5)
-        self._turn = count(1)
+        self._took: tuple[deque[float], deque[float]] = deque(maxlen=TRIES), deque(maxlen=TRIES)
+        self._turn = count()
 
     def __call__(self, one: Callable[[], T], other: Callable[[], T]) -> T:
-        """The result by one of them; the one that took longer is tried again now and then."""
-        first, second = (median(took) if took else 0.0 for took in self._took)
-        way = int(second < first) ^ int(next(self._turn) % AGAIN == 0)
+        """The result by one of them; now and then both are tried anew."""
+        turn = next(self._turn) % AGAIN
+        way = turn % 2 if turn < 2 * TRIES else int(median(self._took[0]) > GAIN * median(self._took[1]))
         begun = perf_counter()
-        found = (one, other)[way]()
-        self._took[way].append(perf_counter() - begun)
-        return found
+        try:
+            return (one, other)[way]()
+        finally:
+            self._took[way].append(perf_counter() - begun)
 
 
 @contextmanager

@@ -6,8 +6,8 @@ of the folded network itself: convolutions with kernels turned back and TensorFl
 
 from __future__ import annotations
 
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from concm.backbones import cores
 from concm.backbones.efficientnet_lite import EfficientNetLite
 from concm.backbones.onnx import session
 from concm.runtime import onnxruntime
-
-if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
 
 OPSET = 17
 BATCH = 2
@@ -33,12 +30,8 @@ class Fast(nn.Module):
         super().__init__()
         self._made = partial(_model, network)
         self.session = session(self._made())
+        self._shared: _Shared | None = None
         self._sooner = cores.Sooner()
-
-    @cached_property
-    def _shared(self) -> InferenceSession:
-        """The same on several cores together."""
-        return session(self._made(), cores.lent())
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, 3, h, w) → (n, 1280)."""
@@ -56,12 +49,25 @@ class Fast(nn.Module):
     def _part(self, names: list[str], given: dict[str, Any]) -> list[Any]:
         """On this thread, or on the cores that it was lent if that is sooner done."""
         alone = partial(self.session.run, names, given)
-        return self._sooner(partial(self._together, names, given), alone) if cores.lent() > 1 else alone()
+        if cores.lent() < 2:
+            return alone()  # type: ignore[no-any-return]
+        if self._shared is None:  # the first run takes longer than others, and says nothing of them
+            self._shared = _Shared(self._made(), cores.lent())
+            return self._shared.run(names, given)
+        return self._sooner(partial(self._shared.run, names, given), alone)
 
-    def _together(self, names: list[str], given: dict[str, Any]) -> list[Any]:
-        shared = self._shared
-        with cores.apart():
-            found: list[Any] = shared.run(names, given)
+
+class _Shared:
+    """The same graph on several cores together, which belong to it: the calling thread keeps away from the others'."""
+
+    def __init__(self, model: bytes, threads: int) -> None:
+        self._others = cores.others(threads)
+        self.session = session(model, threads, self._others)
+
+    def run(self, names: list[str], given: dict[str, Any]) -> list[Any]:
+        """What the graph gives under these names."""
+        with cores.apart(self._others):
+            found: list[Any] = self.session.run(names, given)
         return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from concm.backbones import cores
 from concm.backbones.modules import Found
 from concm.data.scenarios import natural
 from concm.data.transform import Transform
@@ -56,20 +56,18 @@ class OnnxNetwork(nn.Module):
         return torch.from_numpy(np.concatenate(found))
 
 
-def session(model: bytes, threads: int = 1) -> InferenceSession:
+def session(model: bytes, threads: int = 1, others: Sequence[int] = ()) -> InferenceSession:
     """A network ready to run on the calling thread: who has several cores calls it from several threads.
 
-    With more `threads`, they share the work on what is run. Where the cores are known, each of the others has its own,
-    and keeps it busy while it waits, but only until the run is over: threads that sleep between two layers, or that
-    wake up on a core that waits for them, take longer than one alone.
+    With more `threads`, they share the work on what is run. Where the cores of the `others` are given, each keeps its
+    own busy while it waits, but only until the run is over: threads that sleep between two layers, or that wake up on a
+    core that waits for them, take longer than one alone.
     """
     runtime = onnxruntime()
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    others = cores.usable()[1:threads]
-    waiting = threads > 1 and len(others) == threads - 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(waiting)))
-    if waiting:
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(bool(others))))
+    if others:
         options.add_session_config_entry("session.force_spinning_stop", "1")
         numbers = ";".join(str(core + 1) for core in others)  # which onnxruntime counts from one
         options.add_session_config_entry("session.intra_op_thread_affinities", numbers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,6 +86,17 @@ def test_a_network_like_a_vision_transformer_sees_pictures_of_its_own_size():
     torch.testing.assert_close(features(encoder), expected)
     with pytest.raises(Misuse, match="module Tokens cannot take pictures of 32 pixels: "):
         load_encoder(Tokens(), natural(32))
+
+
+def test_a_network_sees_larger_pictures_if_it_can():
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    encoder = load_encoder(network, SMALL, size=12)
+    assert encoder.transform == replace(SMALL, size=12, resize=round(SMALL.resize * 12 / SMALL.size))
+    assert load_encoder(network, SMALL, size=SMALL.size).transform == SMALL
+    with pytest.raises(Misuse, match="module Tokens cannot take pictures of 12 pixels: "):
+        load_encoder(Tokens(), SMALL, size=12)
+    with pytest.raises(Misuse, match="not from 1 to"):
+        load_encoder(network, SMALL, size=0)
 
 
 def test_the_module_of_the_caller_is_left_as_it_was():

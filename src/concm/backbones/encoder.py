@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from operator import index
@@ -222,9 +222,17 @@ class Encoder:
 
 
 def load_encoder(
-    reference: str | nn.Module, transform: Transform, *, blocks: int = 1, turns: int = 1, looks: int = 1
+    reference: str | nn.Module,
+    transform: Transform,
+    *,
+    blocks: int = 1,
+    turns: int = 1,
+    looks: int = 1,
+    size: int | None = None,
 ) -> Encoder:
     """The encoder that a user names: by a trained backbone's file or run folder, by name, or as a network.
+
+    Pictures enter it as it says itself, or else as `transform` says; `size` is another number of pixels of their side.
 
     Names are those of registered backbones that come with weights, `timm:NAME`, `hf-hub:OWNER/NAME`,
     `local-dir:FOLDER`, an ONNX file, or `package.module:factory`. A file cannot name code to run: weights of a user's
@@ -233,6 +241,9 @@ def load_encoder(
     how = (blocks, turns, looks)
     readings.check(*how)
     encoder = _loaded(reference, transform, how)
+    if size not in (None, encoder.transform.size):
+        encoder = replace(encoder, transform=encoder.transform.at(size))
+        _width(encoder)
     if isinstance(encoder.network, EfficientNetLite):
         encoder.network.fold()
     return encoder
@@ -263,14 +274,19 @@ def _tried(found: modules.Found, transform: Transform, how: tuple[int, int, int]
     """The encoder of a network that nobody has tried here yet, tried on an empty picture."""
     meta = {"dimension": 0, "recipe": None, "source": found.source, "licence": found.licence}
     encoder = Encoder(found.name, found.network, found.transform or transform, meta, *how)
+    meta["dimension"] = _width(encoder)
+    return encoder
+
+
+def _width(encoder: Encoder) -> int:
+    """The width of its features, found by trying it on an empty picture."""
     try:
-        meta["dimension"] = sum(encoder.layout)
+        return sum(encoder.layout)
     except ConcmError:
         raise
     except Exception as error:  # somebody else's code may raise anything
         pixels = f"pictures of {encoder.transform.size} pixels"
-        raise Misuse(f"{found.source} cannot take {pixels}: {in_a_line(error)}") from error
-    return encoder
+        raise Misuse(f"{encoder.source} cannot take {pixels}: {in_a_line(error)}") from error
 
 
 def _trained(path: Path, how: tuple[int, int, int]) -> Encoder:

@@ -57,6 +57,7 @@ class Opened:
         waiting: Callable[[], None] | None = None,
         blocks: int | None = None,
         looks: int | None = None,
+        size: int | None = None,
     ) -> None:
         self.path, self._asked = Path(path), device
         self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
@@ -67,11 +68,11 @@ class Opened:
         if not 0 <= seed < 2**63:
             raise Misuse(f"a seed is a whole number from 0 to 2^63 − 1, not {seed}")
         self.seed, self._wait, self._waiting = seed, wait, waiting
-        self._backbone, self._blocks, self._looks = backbone, blocks, looks
+        self._backbone, self._blocks, self._looks, self._size = backbone, blocks, looks, size
         self._store = self._found()
         if self._store is None:
             refuse_foreign(self.path)
-        elif any(given is not None for given in (backbone, blocks, looks)):
+        elif any(given is not None for given in (backbone, blocks, looks, size)):
             _ = self._encoder  # refuses a backbone or readings that are not the store's
         self._cached: Known | None = None
         self.remarks: list[str] = []
@@ -90,8 +91,9 @@ class Opened:
 
     def __getstate__(self) -> dict[str, Any]:
         """What travels to another process: where the store is and how it is opened; it is opened there anew."""
-        how = {"device": self.device, "seed": self.seed, "wait": self._wait, "blocks": self._blocks}
-        return {"path": self.path.absolute(), "backbone": self._backbone, "looks": self._looks, **how}
+        how = {"device": self.device, "seed": self.seed, "wait": self._wait}
+        readings = {"blocks": self._blocks, "looks": self._looks, "size": self._size}
+        return {"path": self.path.absolute(), "backbone": self._backbone, **how, **readings}
 
     def __setstate__(self, how: dict[str, Any]) -> None:
         self.__init__(**how)  # type: ignore[misc]
@@ -285,7 +287,7 @@ class Opened:
     def _encoder(self) -> Encoder:
         """The frozen backbone, checked to be the one that the store's features come from."""
         made = None if self._store is None else Made.of(self._store)
-        return Sight(self.path, self._backbone, self._blocks, self._looks).encoder(made, self.device)
+        return Sight(self.path, self._backbone, self._blocks, self._looks, self._size).encoder(made, self.device)
 
     def _load(self) -> Known:
         """The current version, read from the store."""

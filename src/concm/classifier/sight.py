@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +23,9 @@ from concm.errors import Misuse
 
 BACKBONE = "efficientnet_lite0"
 LITE_BLOCKS = 2
-"""How many of the last blocks of an EfficientNet-Lite photos are read from, unless something else is asked for."""
+LITE_SIZES = {"efficientnet_lite0": 288, "efficientnet_lite1": 320, "efficientnet_lite2": 320}
+"""How many of the last blocks of an EfficientNet-Lite photos are read from, and in how many pixels, unless something
+else is asked for: on larger ones than it was trained with it tells classes better apart (docs/photos.md)."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Sight:
     backbone: str | nn.Module | None
     blocks: int | None
     looks: int | None
+    size: int | None
 
     def encoder(self, made: Made | None, device: str) -> Encoder:
         """The encoder, checked to be the one that the store was `made` with."""
@@ -63,13 +67,15 @@ class Sight:
         except Misuse as error:
             raise Misuse(f"the store at {self.path} cannot see photos: {error}") from error
 
-    def _readings(self, reference: str | nn.Module, made: Identity | None) -> dict[str, int]:
+    def _readings(self, reference: str | nn.Module, made: Identity | None) -> dict[str, Any]:
         """How photos are read: as the store says, or as was asked for."""
-        asked = {"blocks": self.blocks, "looks": self.looks}
+        asked = {"blocks": self.blocks, "looks": self.looks, "size": self.size}
         if made is None:
-            usual = {"blocks": LITE_BLOCKS if str(reference).startswith("efficientnet_lite") else 1, "looks": 1}
+            size = LITE_SIZES.get(str(reference))
+            usual = {"blocks": LITE_BLOCKS if size else 1, "looks": 1, "size": size}
             return {name: usual[name] if value is None else value for name, value in asked.items()}
-        own = {"blocks": made.blocks, "looks": made.looks}
+        size = None if made.transform is None else made.transform.size
+        own = {"blocks": made.blocks, "looks": made.looks, "size": size}
         for name, value in asked.items():
             if value not in (None, own[name]):
                 raise Misuse(f"the store at {self.path} was made with `{name}` {own[name]}, not {value}")

@@ -20,6 +20,7 @@ def fit(
     lean: Literal["base", "even", "novel"] = "even",
     blocks: int | None = None,
     looks: int | None = None,
+    size: int | None = None,
     seed: int = 0,
     on: str = "here",
     access: Changing = Changing(),  # noqa: B008
@@ -42,13 +43,16 @@ def fit(
     looks
         How many looks at a photo are averaged, each a forward pass: 2 adds the mirror image, up to 10 add shifts; 1
         unless you say otherwise.
+    size
+        In how many pixels of a side the network sees photos: more are slower, and often better. Unless you say
+        otherwise, 288 with EfficientNet-Lite0, 320 with Lite1 and Lite2, and what other networks were trained with.
     seed
         Seed of all random choices.
     on
         Where photos are encoded: `here`; `ray`, a Ray cluster that is started for this command, or the one that
         RAY_ADDRESS names; or `ray://HOST:PORT`. Workers read the same paths, and what was interrupted goes on.
     """
-    with access.changing(store, made=False, seed=seed, blocks=blocks, looks=looks) as classifier:
+    with access.changing(store, made=False, seed=seed, blocks=blocks, looks=looks, size=size) as classifier:
         classifier.fit(photos, lean=lean, on=on, **asdict(teaching))
 
 

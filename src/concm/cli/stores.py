@@ -32,7 +32,7 @@ class Access:
     backbone: str | None = None
     "The network that sees the photos; a store knows its own, but code and ONNX files must be named each time."
 
-    def open(self, store: Path, seed: int = 0, blocks: int | None = None, looks: int | None = None) -> Classifier:
+    def open(self, store: Path, seed: int = 0, **readings: int | None) -> Classifier:
         """The classifier in that folder, made or yet to be made; to be closed."""
         from concm.classifier.classifier import Classifier
 
@@ -46,8 +46,7 @@ class Access:
             seed=seed,
             wait=self.wait,
             waiting=waiting,
-            blocks=blocks,
-            looks=looks,
+            **readings,
         )
 
 

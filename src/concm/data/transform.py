@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,10 @@ class Transform:
             raise Misuse(f"pictures are scaled to {self.resize} pixels and cut to {self.size}: not from 1 to {LARGEST}")
         if not all(isfinite(value) for value in (*self.mean, *self.std)) or not all(self.std):
             raise Misuse("a transform of pictures needs means that are numbers, and deviations other than 0")
+
+    def at(self, size: int) -> Transform:
+        """The same view of a picture, for a network that sees it in so many pixels."""
+        return replace(self, size=size, resize=round(self.resize * size / self.size))
 
     def normalise(self, images: Tensor) -> Tensor:
         """(n, 3, h, w) of 0..1 → normalised, in the same dtype."""

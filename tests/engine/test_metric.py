@@ -206,6 +206,21 @@ def test_a_base_session_keeps_statistics_as_the_metric_sees_them(dtype):
     assert torch.equal(seen.labels, base.labels)
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_means_are_those_of_what_it_makes_of_images_where_all_of_them_are_at_hand(held):
+    base = base_session()
+    base = replace(base, counts=torch.bincount(base.labels), held=torch.arange(len(base.labels)) < 9 if held else None)
+    metric = Metric.whitening(base, 1.0)
+    seen = metric.read(base)
+    if held:  # which are no part of the class means
+        assert torch.equal(seen.mean, metric(base.mean))
+        return
+    for label in base.classes:
+        own = metric(base.features[base.labels == label]).sum(0)
+        torch.testing.assert_close(seen.mean[label], own / own.norm())
+    assert not torch.allclose(seen.mean, metric(base.mean), atol=1e-4)
+
+
 @TYPES
 def test_a_novel_session_gets_no_statistics(dtype):
     metric = Metric.whitening(base_session(dtype=dtype), 1.0)

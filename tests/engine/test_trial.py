@@ -235,6 +235,25 @@ def test_a_held_out_image_meets_all_prototypes_as_they_are_but_its_own_class_s_w
         assert float(shown[row] @ rest) < float(plain[row, label])
 
 
+def test_what_is_left_of_a_class_is_a_prototype_of_the_kind_of_all_others():
+    world = World(noise=0.3)
+    base = replace(world.base, features=world.base.features + 0.3)  # with something that all images have in common
+    engine = Engine(Settings(prototypes=1.0, heads=1))
+    engine.fit_base(BaseSession.of(base))
+    rest, every = F.normalize(engine.memory.apart), F.normalize(engine.memory.mean)
+    others = ~torch.eye(BASE, dtype=torch.bool)
+    assert abs(float((rest @ every.T - every @ every.T)[others].mean())) < 0.02
+
+
+def test_a_base_class_learned_again_from_the_same_photos_is_as_it_was():
+    world = World(noise=0.2)
+    engine = taught(world)
+    before = engine.memory.mean.clone()
+    rows = world.base.labels == 3
+    engine.revise({3: (world.base.features[rows], None)})
+    torch.testing.assert_close(engine.memory.mean, before)
+
+
 def test_the_metric_is_learned_from_all_images_and_those_held_out_are_compared_as_if_it_was_not():
     world = World(noise=0.16)
     engine = taught(world, world.session(1, LATER, 4), calibrate="none", reach=0.0)

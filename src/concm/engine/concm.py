@@ -94,7 +94,8 @@ class Engine(Stateful):
         if settings.whitening is not None:
             honest = Metric.whitening(base, settings.whitening, ~held)
             self.unseen = self._unseen_likeness(base, held, honest, settings.whitening)
-            units, means = honest(base.features), honest(base.mean)
+            units = honest(base.features)
+            means = honest.means(base, units)
             base = self._measured(base, held, honest)
             found = Pull.of(base.features[~held], base.labels[~held], base.mean, settings.gamma)
             self.pull = replace(found, strength=settings.pull * found.strength)
@@ -147,7 +148,8 @@ class Engine(Stateful):
             session = self._shown(session.to(self.device))
             average = session.features.mean(0, keepdim=True)
             if self.metric is not None:
-                session, average = self.metric.read(session), self.metric(average)
+                session = self.metric.read(session)
+                average = F.normalize(session.features.mean(0, keepdim=True))
             mean, std = class_statistics(session, with_views=True)
             self.memory.revise(session, average if label < self.memory.base else mean, std, replay=self.settings.replay)
         self._calibrate()

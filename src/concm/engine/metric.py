@@ -103,7 +103,16 @@ class Metric(Growing):
         std = [shown[rows].std(0, correction=0) for rows in every]
         pooled = torch.stack([own for own in std if own.isfinite().all()]).mean(0)
         spread = torch.stack([torch.where(own.isfinite(), own, pooled) for own in std])  # a class without an image
-        return replace(session, features=features, views=views, mean=self(session.mean), std=spread)
+        return replace(session, features=features, views=views, mean=self.means(session, features), std=spread)
+
+    def means(self, base: BaseSession, features: Tensor) -> Tensor:
+        """Means (classes, d) of all images as the metric sees them (`features`), as those of new classes are.
+
+        Where a session knows the means of more images than it shows, these are transformed instead.
+        """
+        if base.held is not None or len(features) != int(base.counts.sum()):
+            return self(base.mean)
+        return F.normalize(class_sums(features, base.labels, len(base.classes)))
 
 
 def measured(features: Tensor, matrices: Sequence[Tensor], weights: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class NCMMetric(Learner):
         """Learn the metric, and take the means over all base images in it."""
         base = self.begin(base)
         self.metric = Metric.whitening(base, self.settings.whitening)
-        self.prototypes = F.normalize(self.metric(base.mean))
+        self.prototypes = F.normalize(self.metric.means(base, self.metric(base.features)))
 
     def learn(self, session: Session) -> None:
         """Add the unit mean of each new class's shots and their views."""

@@ -110,9 +110,9 @@ class Metric(Growing):
 
         Where a session knows the means of more images than it shows, these are transformed instead.
         """
-        if base.held is not None or len(features) != int(base.counts.sum()):
-            return self(base.mean)
-        return F.normalize(class_sums(features, base.labels, len(base.classes)))
+        every = base.held is None and len(features) == int(base.counts.sum())
+        found: Tensor = F.normalize(class_sums(features, base.labels, len(base.classes))) if every else self(base.mean)
+        return found
 
 
 def measured(features: Tensor, matrices: Sequence[Tensor], weights: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """How near `predict` and `fit` of a folder come to the speed of the encoder alone, on a CPU, in one run.
 
-    python bench/photo_speed.py [--photos 400] [--classes 8] [--width 500] [--rounds 5] [--json FILE]
+    python bench/photo_speed.py [--photos 400] [--classes 8] [--width 500] [--rounds 5] [--size 224] [--json FILE]
 
 The encoder alone sees pictures that lie ready in memory, on all cores, in torch and in the faster runtime if that is
 installed. `predict` and `fit` begin with JPEG files; `reading` is the part of `fit` in which photos become features.
@@ -28,11 +28,11 @@ import torch
 from PIL import Image
 
 from concm import Classifier
-from concm.backbones.encoder import Encoder, load_encoder
+from concm.backbones.encoder import Encoder
 from concm.classifier.lesson import Lesson
 from concm.classifier.photos import by_class
+from concm.classifier.sight import Sight
 from concm.data.images import decode
-from concm.data.scenarios import natural
 
 
 def write(folder: Path, label: int, count: int, width: int) -> None:
@@ -56,12 +56,11 @@ def timed(work: Callable[[], Any]) -> tuple[float, float]:
     return time.perf_counter() - clock, time.process_time() - used
 
 
-def measure(work: Path, count: int, rounds: int) -> dict[str, Any]:
+def measure(work: Path, count: int, rounds: int, size: int | None) -> dict[str, Any]:
     """Photos per second and milliseconds of processor time per photo of each, and the medians of their ratios."""
     photos = work / "photos"
     files = sorted(photos.rglob("*.jpg"))
-    ready = load_encoder("efficientnet_lite0", natural(224), blocks=2).to(torch.device("cpu"))
-    plain = load_encoder("efficientnet_lite0", natural(224), blocks=2).to(torch.device("cpu"))
+    ready, plain = (Sight(work / "none", size=size).encoder(None, "cpu") for _ in "ab")
     plain.__dict__["_fast"] = plain.network  # in torch, whatever else is installed
     pixels = torch.from_numpy(np.stack([decode(file, ready.transform.resize) for file in files[: min(count, 256)]]))
     number = 0
@@ -77,7 +76,7 @@ def measure(work: Path, count: int, rounds: int) -> dict[str, Any]:
         return work / f"store{number}"
 
     def fit() -> None:
-        Classifier(fresh(), device="cpu").fit(photos).close()
+        Classifier(fresh(), device="cpu", size=size).fit(photos).close()
 
     def reading() -> None:
         fresh()
@@ -123,6 +122,7 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=8)
     parser.add_argument("--width", type=int, default=500, help="pixels; the height is three quarters of it")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--size", type=int, help="pixels that the network sees; those of a new store otherwise")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     about = {
@@ -135,13 +135,14 @@ def main() -> None:
         "classes": given.classes,
         "width": given.width,
         "rounds": given.rounds,
+        "size": given.size,
         "load_before": round(os.getloadavg()[0], 1),
     }
     with tempfile.TemporaryDirectory() as folder:
         each = given.photos // given.classes
         for label in range(given.classes):
             write(Path(folder, "photos", f"class {label}"), label, each, given.width)
-        rows = measure(Path(folder), each * given.classes, given.rounds)
+        rows = measure(Path(folder), each * given.classes, given.rounds, given.size)
     print(f"{'':16}{'photos/s':>10}{'cpu ms':>10}{'of the encoder: clock':>24}{'cpu':>8}")
     for name, row in rows.items():
         figures = f"{row['photos_s']:>10.0f}{row['cpu_ms']:>10.1f}{row['clock_ratio']:>24.2f}{row['cpu_ratio']:>8.2f}"

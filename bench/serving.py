@@ -45,24 +45,23 @@ def photo(seed: int, width: int = 500, height: int = 375) -> bytes:
     return file.getvalue()
 
 
-def make_store(path: Path) -> None:
+def make_store(path: Path, size: int | None) -> None:
     """Twenty classes of ten photos each."""
     from concm import Classifier
 
-    with Classifier(path, device="cpu") as made:
+    with Classifier(path, device="cpu", size=size) as made:
         made.fit({f"class {label}": [photo(100 * label + at) for at in range(10)] for label in range(20)})
 
 
-def encoder_alone() -> None:
+def encoder_alone(size: int | None) -> None:
     """For each line that comes in: milliseconds of 20 photos that are decoded already, one by one, and of a batch."""
     import torch
 
-    from concm.backbones.encoder import load_encoder
+    from concm.classifier.sight import Sight
     from concm.data.images import decode
-    from concm.data.scenarios import natural
 
     torch.set_num_threads(1)
-    encoder, plain = (load_encoder("efficientnet_lite0", natural(224), blocks=2).to(torch.device("cpu")) for _ in "ab")
+    encoder, plain = (Sight(Path("none"), size=size).encoder(None, "cpu") for _ in "ab")
     plain.__dict__["_fast"] = plain.network  # in torch, whatever else is installed
     files = [photo(at) for at in range(32)]
     pixels = torch.from_numpy(np.stack([decode(file, encoder.transform.resize) for file in files]))
@@ -211,25 +210,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="for each number of clients")
     parser.add_argument("--seconds", type=float, default=2, help="of a round")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--size", type=int, help="pixels that the network sees; those of a new store otherwise")
     parser.add_argument("--encoder", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.encoder:
-        encoder_alone()
+        encoder_alone(given.size)
         return
     cores = os.sched_getaffinity(0)
     pinned = ["taskset", "-c", str(max(cores))]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     os.environ.pop("OMP_NUM_THREADS", None)
     one = {**pipes, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
-    result: dict[str, Any] = {"cores": len(cores)}
+    size = [] if given.size is None else ["--size", str(given.size)]
+    result: dict[str, Any] = {"cores": len(cores), "size": given.size}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CONCM_CACHE"] = one["env"]["CONCM_CACHE"] = folder
-        make_store(Path(folder, "store"))
+        make_store(Path(folder, "store"), given.size)
         command = [sys.executable, "-m", "concm", "serve", str(Path(folder, "store")), "--port", "0", "--device", "cpu"]
         for name, place, how in (("one_core", pinned, one), ("all_cores", [], pipes)):
             os.sched_setaffinity(0, (cores - {max(cores)} if place else cores) or cores)
             with subprocess.Popen([*place, *command], **how) as server:
-                with subprocess.Popen([*pinned, sys.executable, __file__, "--encoder"], **one) as encoder:
+                with subprocess.Popen([*pinned, sys.executable, __file__, "--encoder", *size], **one) as encoder:
                     result[name] = measure(server, encoder, given.rounds, given.seconds)
                 server.terminate()
             told(name.replace("_", " "), result[name])

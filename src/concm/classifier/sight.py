@@ -33,10 +33,10 @@ class Sight:
     """What was asked for, of the store at `path`; none where that is left to it."""
 
     path: Path
-    backbone: str | nn.Module | None
-    blocks: int | None
-    looks: int | None
-    size: int | None
+    backbone: str | nn.Module | None = None
+    blocks: int | None = None
+    looks: int | None = None
+    size: int | None = None
 
     def encoder(self, made: Made | None, device: str) -> Encoder:
         """The encoder, checked to be the one that the store was `made` with."""

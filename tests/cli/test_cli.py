@@ -169,6 +169,18 @@ def test_a_bank_is_made_of_the_readings_that_were_asked_for(data, backbone, tmp_
         assert refusal(capsys, *features(data, backbone, file, *words), code=2) == why
 
 
+def test_a_bank_can_be_made_of_larger_pictures(data, backbone, tmp_path, capsys):
+    for name, words in (("plain", []), ("large", ["--size", 48])):
+        assert call(*features(data, backbone, tmp_path / name, "--precision", "float32", *words)) == 0
+    plain, large = banks.Bank.load(tmp_path / "plain"), banks.Bank.load(tmp_path / "large")
+    assert (plain.encoder.transform.size, large.encoder.transform.size) == (32, 48)
+    assert plain.test.features.shape == large.test.features.shape
+    assert not torch.allclose(plain.test.features, large.test.features, atol=1e-3)
+    assert refusal(capsys, *features(data, backbone, tmp_path / "none", "--size", 0), code=2).endswith(
+        "not from 1 to 4096"
+    )
+
+
 def test_limits_keep_a_part_of_the_same_features(data, backbone, tmp_path):
     for name, limits in (("all", []), ("some", ["--base-limit", 2, "--novel-limit", 5])):
         assert call(*features(data, backbone, tmp_path / name, "--precision", "float32", *limits)) == 0

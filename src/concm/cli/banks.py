@@ -25,6 +25,7 @@ def features(
     blocks: int = 1,
     turns: int = 1,
     looks: int = 1,
+    size: int | None = None,
     keep_pictures: bool = False,
     base_limit: int | None = None,
     novel_limit: int | None = None,
@@ -60,6 +61,9 @@ def features(
         In how many quarter turns each picture is read, side by side: 1, 2 or 4, each a pass of its own.
     looks
         How many looks at a picture are averaged, each a pass of its own: 2 adds the mirror image, up to 10 add shifts.
+    size
+        In how many pixels of a side the backbone sees pictures, if not in those that it was trained with: more are
+        slower, and often better.
     keep_pictures
         Keep the pictures and the backbone with their features, for methods that go on training it.
     base_limit
@@ -96,7 +100,8 @@ def features(
         machine.accelerator()
     elif pictures.broken == "skip":
         raise Misuse("`broken=skip` goes with pictures that are read here: on a cluster, remove what it complains of")
-    encoder = load_encoder(backbone, pictures.transform(scenario), blocks=blocks, turns=turns, looks=looks)
+    how = {"blocks": blocks, "turns": turns, "looks": looks}
+    encoder = load_encoder(backbone, pictures.transform(scenario), **how, size=size)
     dataset = pictures.load(scenario, encoder.transform, unread=on != "here")
     if validate and not str(encoder.meta.get("scenario", "")).endswith("-validation"):
         raise Misuse("--validate needs a backbone that was trained with --validate: this one has seen all base classes")

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from concm.backbones import encoder as encoders
+from concm.backbones.efficientnet_lite import EfficientNetLite
 from concm.backbones.encoder import Encoder, load_encoder
+from concm.backbones.fast import Fast
 from concm.backbones.modules import configured, own_transform, vectors
 from concm.data.scenarios import natural
 from concm.data.transform import Transform
@@ -95,8 +97,26 @@ def test_a_network_sees_larger_pictures_if_it_can():
     assert load_encoder(network, SMALL, size=SMALL.size).transform == SMALL
     with pytest.raises(Misuse, match="module Tokens cannot take pictures of 12 pixels: "):
         load_encoder(Tokens(), SMALL, size=12)
-    with pytest.raises(Misuse, match="not from 1 to"):
+    with pytest.raises(Misuse, match="`size` must be at least 1, not 0"):
         load_encoder(network, SMALL, size=0)
+
+
+@pytest.mark.parametrize("how", ["module", "factory"])
+def test_a_network_that_takes_one_size_alone_and_does_not_say_so_is_told_it(how):
+    reference = Tokens() if how == "module" else f"{__name__}:Tokens"
+    encoder = load_encoder(reference, natural(224), size=SMALL.size)
+    assert encoder.transform == natural(224).at(SMALL.size)
+    assert (encoder.layout, encoder.meta["dimension"]) == ((6,), 6)
+
+
+def test_the_width_of_features_that_depends_on_the_size_is_found_anew():
+    assert load_encoder(nn.Flatten(), SMALL, size=8).meta["dimension"] == 3 * 8 * 8
+
+
+def test_an_efficientnet_that_is_given_as_a_module_runs_in_the_faster_runtime_too():
+    pytest.importorskip("onnxruntime")
+    encoder = load_encoder(EfficientNetLite(0), natural(64))
+    assert type(encoder._quick) is Fast
 
 
 def test_the_module_of_the_caller_is_left_as_it_was():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from concm.backbones.encoder import Encoder
+from concm.backbones.fast import Fast
 from concm.classifier import rehearsal
 from concm.engine.settings import Settings
 from concm.errors import ConcmError, Misuse
@@ -192,6 +194,7 @@ def test_efficientnets_read_two_blocks_of_larger_pictures_unless_asked_otherwise
     assert (encoder.blocks, encoder.looks) == (blocks, 1)
     assert encoder.layout == (1280, 320)[:blocks]
     assert (encoder.transform.size, encoder.transform.resize) == pixels
+    assert (type(encoder._quick) is Fast) == (importlib.util.find_spec("onnxruntime") is not None)
 
 
 def of_any_size() -> TinyBackbone:
@@ -209,6 +212,8 @@ def test_a_store_remembers_in_how_many_pixels_photos_are_seen(tmp_path):
     np.testing.assert_array_equal(probabilities(opened(zoo.path, size=2 * own.size)), table)
     with pytest.raises(Misuse, match=rf"was made with `size` {2 * own.size}, not {own.size}"):
         opened(zoo.path, size=own.size)
+    with pytest.raises(Misuse, match=rf"was made with {name}: .* cannot take pictures of {2 * own.size} pixels"):
+        opened(zoo.path, backbone=TinyBackbone())
     plain = opened(tmp_path / "plain", backbone=name).fit(base_photos(4), settings=QUICK)
     photo = [Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 90, 3), np.uint8))]
     assert not np.allclose(plain.features(photo), zoo.features(photo), atol=1e-3)

@@ -177,7 +177,7 @@ def test_a_bank_can_be_made_of_larger_pictures(data, backbone, tmp_path, capsys)
     assert plain.test.features.shape == large.test.features.shape
     assert not torch.allclose(plain.test.features, large.test.features, atol=1e-3)
     assert refusal(capsys, *features(data, backbone, tmp_path / "none", "--size", 0), code=2).endswith(
-        "not from 1 to 4096"
+        "--size must be at least 1, not 0"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -245,13 +246,34 @@ def test_what_is_left_of_a_class_is_a_prototype_of_the_kind_of_all_others():
     assert abs(float((rest @ every.T - every @ every.T)[others].mean())) < 0.02
 
 
-def test_a_base_class_learned_again_from_the_same_photos_is_as_it_was():
-    world = World(noise=0.2)
+@pytest.mark.parametrize("older", [False, True])
+def test_a_base_class_learned_again_from_the_same_photos_is_as_it_was(older, monkeypatch):
+    if older:  # states of before have what the metric makes of the means of images, and say nothing of it
+        monkeypatch.setattr(BaseSession, "complete", False)
+    world = World(noise=0.3)
     engine = taught(world)
-    before = engine.memory.mean.clone()
+    monkeypatch.undo()
+    before, apart = engine.memory.mean.clone(), engine.memory.apart.clone()
     rows = world.base.labels == 3
     engine.revise({3: (world.base.features[rows], None)})
     torch.testing.assert_close(engine.memory.mean, before)
+    torch.testing.assert_close(engine.memory.apart, apart)
+
+
+def test_states_of_before_have_base_prototypes_of_the_older_kind():
+    engine = taught(World())
+    known = json.loads(bytes(engine.get_extra_state().tolist()))
+    del known["values"]["complete"]
+    engine.set_extra_state(torch.frombuffer(bytearray(json.dumps(known).encode()), dtype=torch.uint8))
+    assert not engine.complete
+
+
+def test_samples_of_a_base_class_that_looks_otherwise_now_follow_it():
+    world = World()
+    engine = taught(world)
+    engine.revise({3: (world.images(torch.full((200,), BASE)), None)})
+    own = F.normalize(engine.memory.mean[3], dim=0)
+    assert float(F.normalize(engine.memory.apart[3], dim=0) @ own) > 0.99
 
 
 def test_the_metric_is_learned_from_all_images_and_those_held_out_are_compared_as_if_it_was_not():

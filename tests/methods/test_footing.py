@@ -12,7 +12,7 @@ from torch import Tensor
 from concm.engine.metric import Metric
 from concm.engine.operating import held_out, operating_point
 from concm.evaluation.worlds import BASE, World
-from concm.features.sessions import Session, statistics
+from concm.features.sessions import Session
 from concm.methods import Method, choose, teach
 from concm.methods.footing import FOLDS, EqualFooting, Footing
 from concm.methods.ncm import NCM
@@ -55,6 +55,15 @@ def test_the_method_sees_the_engine_s_metric_and_views_as_further_shots():
     assert shown.views is None
 
 
+def test_base_prototypes_are_those_of_the_engine_s_kind():
+    base = World.of(((5, 5),)).base
+    seen = Footing(seed=0, device="cpu").begin(base)
+    assert base.held is None
+    for label in base.classes:
+        own = seen.features[seen.labels == label].sum(0)
+        torch.testing.assert_close(seen.mean[label], own / own.norm())
+
+
 def test_a_method_with_a_use_for_views_has_them_as_views():
     session = World.of(((5, 5),)).sessions[1]
     shown = probed(World.of(((5, 5),)), takes_views=True)[0]
@@ -88,12 +97,12 @@ def by_hand(world: World) -> tuple[Tensor, float]:
     base, session = world.base, world.sessions[1]
     held = held_out(base.features, base.labels, 0.2, 0)
     metric = Metric.whitening(base, 3.0, ~held)
-    means, _, _ = statistics(base.features[~held], base.labels[~held], BASE)
+    old = torch.stack([metric(base.features[~held & (base.labels == label)]).mean(0) for label in base.classes])
     count = len(session.classes)
 
     def scores(images: Tensor, shots: Tensor, labels: Tensor) -> Tensor:
         novel = torch.stack([shots[labels == label].flatten(0, 1).mean(0) for label in session.classes])
-        return F.normalize(images) @ F.normalize(torch.cat([metric(means), novel])).T
+        return F.normalize(images) @ F.normalize(torch.cat([F.normalize(old), novel])).T
 
     shots = metric(torch.cat([session.features[:, None], session.views], 1))
     base_images, base_labels = metric(base.features[held]), base.labels[held]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
 from operator import index
@@ -23,7 +23,7 @@ from concm.data import augment
 from concm.data.dataset import ImageSet
 from concm.data.transform import Transform
 from concm.data.views import Augment, uniform, view
-from concm.errors import ConcmError, Misuse, in_a_line, loading
+from concm.errors import ConcmError, Misuse, at_least, in_a_line, loading
 from concm.files import digest, load_tensors, save_tensors
 from concm.records import from_json
 
@@ -240,41 +240,47 @@ def load_encoder(
     """
     how = (blocks, turns, looks)
     readings.check(*how)
-    encoder = _loaded(reference, transform, how)
-    if size not in (None, encoder.transform.size):
-        encoder = replace(encoder, transform=encoder.transform.at(size))
-        _width(encoder)
+    if size is not None:
+        at_least(1, size=size)
+    if isinstance(reference, nn.Module):
+        return _tried(modules.given(reference), transform, how, size)
+    if re.match(backbones.SOURCES, reference):
+        return _tried(timm.found(reference), transform, how, size)
+    factory, at, file = reference.partition("@")
+    if at and ":" in factory:
+        backbones.find_backbone(factory, transform, size)
+        reference = file
+    path = Path(reference)
+    path = path / "backbone.safetensors" if path.is_dir() else path
+    if path.suffix == ".onnx":
+        return _tried(onnx.found(path), transform, how, size)
+    if path.suffix == ".safetensors":
+        with loading(path, "backbone file", "train it again"):
+            return _trained(path, how, size)
+    if "/" in reference and ":" not in reference:
+        raise Misuse(f"no run folder or backbone file at {reference}")
+    return _ready(reference, transform, how, size)
+
+
+def _tried(found: modules.Found, transform: Transform, how: tuple[int, int, int], size: int | None) -> Encoder:
+    """The encoder of a network that nobody has tried here yet, tried on an empty picture."""
+    meta = {"dimension": 0, "recipe": None, "source": found.source, "licence": found.licence}
+    encoder = _folded(Encoder(found.name, found.network, (found.transform or transform).at(size), meta, *how))
+    meta["dimension"] = _width(encoder)
+    return encoder
+
+
+def _folded(encoder: Encoder) -> Encoder:
+    """The encoder, whose weights' digest is known by now, with its network as it runs fastest."""
     if isinstance(encoder.network, EfficientNetLite):
         encoder.network.fold()
     return encoder
 
 
-def _loaded(reference: str | nn.Module, transform: Transform, how: tuple[int, int, int]) -> Encoder:
-    if isinstance(reference, nn.Module):
-        return _tried(modules.given(reference), transform, how)
-    if re.match(backbones.SOURCES, reference):
-        return _tried(timm.found(reference), transform, how)
-    factory, at, file = reference.partition("@")
-    if at and ":" in factory:
-        backbones.find_backbone(factory, transform)
-        reference = file
-    path = Path(reference)
-    path = path / "backbone.safetensors" if path.is_dir() else path
-    if path.suffix == ".onnx":
-        return _tried(onnx.found(path), transform, how)
-    if path.suffix == ".safetensors":
-        with loading(path, "backbone file", "train it again"):
-            return _trained(path, how)
-    if "/" in reference and ":" not in reference:
-        raise Misuse(f"no run folder or backbone file at {reference}")
-    return _ready(reference, transform, how)
-
-
-def _tried(found: modules.Found, transform: Transform, how: tuple[int, int, int]) -> Encoder:
-    """The encoder of a network that nobody has tried here yet, tried on an empty picture."""
-    meta = {"dimension": 0, "recipe": None, "source": found.source, "licence": found.licence}
-    encoder = Encoder(found.name, found.network, found.transform or transform, meta, *how)
-    meta["dimension"] = _width(encoder)
+def _sized(encoder: Encoder, own: Transform) -> Encoder:
+    """The encoder, tried if pictures enter it in another size than its own; any does for an EfficientNet-Lite."""
+    if encoder.transform != own and not isinstance(encoder.network, EfficientNetLite):
+        encoder.meta["dimension"] = _width(encoder)
     return encoder
 
 
@@ -289,7 +295,7 @@ def _width(encoder: Encoder) -> int:
         raise Misuse(f"{encoder.source} cannot take {pixels}: {in_a_line(error)}") from error
 
 
-def _trained(path: Path, how: tuple[int, int, int]) -> Encoder:
+def _trained(path: Path, how: tuple[int, int, int], size: int | None) -> Encoder:
     state, meta = load_tensors(path, KIND)
     if not meta.keys() >= {"name", "transform"}:
         raise ConcmError(f"{path} lacks its backbone's name or transform; train it again")
@@ -304,12 +310,13 @@ def _trained(path: Path, how: tuple[int, int, int]) -> Encoder:
     except RuntimeError as error:
         raise ConcmError(f"{path} does not hold the weights of {name}: {in_a_line(error)}") from error
     network = Reading.of(network, **meta.get("reading", {"turns": (0,), "maps": False}))
-    return Encoder(name, network, transform, meta, *how, learned)
+    return _sized(_folded(Encoder(name, network, transform.at(size), meta, *how, learned)), transform)
 
 
-def _ready(name: str, transform: Transform, how: tuple[int, int, int]) -> Encoder:
-    backbone = backbones.find_backbone(name, transform)
+def _ready(name: str, transform: Transform, how: tuple[int, int, int], size: int | None) -> Encoder:
+    backbone = backbones.find_backbone(name, transform, size)
     if not backbone.ready:
         raise Misuse(f"{name} comes without weights: `concm train` it, then give its file or run folder")
     meta = {"dimension": backbone.dimension, "recipe": None}
-    return Encoder(backbone.name, backbone.build(), backbone.transform or transform, meta, *how)
+    own = backbone.transform or transform
+    return _sized(_folded(Encoder(backbone.name, backbone.build(), own.at(size), meta, *how)), own)

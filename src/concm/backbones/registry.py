@@ -139,21 +139,21 @@ def is_code(reference: str) -> bool:
     return ":" in reference and not re.match(SOURCES, reference)
 
 
-def find_backbone(name: str, transform: Transform | None = None) -> Backbone:
+def find_backbone(name: str, transform: Transform | None = None, size: int | None = None) -> Backbone:
     """A backbone that the user names: a registered one, or `package.module:factory`, which is imported and called.
 
-    The factory returns a module of (n, 3, h, w) → (n, d), of pictures as its own transform or this one says; from then
-    on files may name it too, in this process.
+    The factory returns a module of (n, 3, h, w) → (n, d), of pictures as its own transform or this one says, or of
+    another `size`; from then on files may name it too, in this process.
     """
     if re.match(SOURCES, name):
         raise Misuse(f"{name} comes with weights and stays as it is: train a registered backbone or a factory of yours")
     if name in _REGISTRY or ":" not in name:
         return registered(name)
-    _named_by_the_user[name] = found = _imported(name, transform)
+    _named_by_the_user[name] = found = _imported(name, transform, size)
     return found
 
 
-def _imported(name: str, transform: Transform | None) -> Backbone:
+def _imported(name: str, transform: Transform | None, size: int | None) -> Backbone:
     own = Backbone(name, name, 0, "from an import path", ready=True, code=True)
     try:
         network = own.build()
@@ -163,7 +163,8 @@ def _imported(name: str, transform: Transform | None) -> Backbone:
     from concm.backbones.modules import own_transform
 
     found = own_transform(network)
-    return replace(own, dimension=_dimension(network, name, found or transform), transform=found)
+    shown = found or transform
+    return replace(own, dimension=_dimension(network, name, shown and shown.at(size)), transform=found)
 
 
 def _dimension(network: nn.Module, name: str, transform: Transform | None) -> int:

@@ -70,8 +70,8 @@ class Classifier(Opened):
     blocks, looks, size
         How photos are read, for `fit`: how many of the network's last blocks (2 of EfficientNet-Lite, else 1), how
         many looks at a photo are averaged (1; 2 adds its mirror image, up to 10 add shifts), each a forward pass, and
-        in how many pixels of a side the network sees them (288 with EfficientNet-Lite0, else those it was trained
-        with). A store knows its own.
+        in how many pixels of a side the network sees them (288 with EfficientNet-Lite0, 320 with Lite1 and Lite2, else
+        those it was trained with). A store knows its own.
 
     Examples
     --------

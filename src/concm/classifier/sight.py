@@ -43,7 +43,12 @@ class Sight:
         reference = self._reference(made)
         with one_thread(), torch.random.fork_rng(devices=[]):
             readings = self._readings(reference, None if made is None else made.encoder)
-            encoder = load_encoder(reference, natural(224), **readings).to(torch.device(device))
+            try:
+                encoder = load_encoder(reference, natural(224), **readings).to(torch.device(device))
+            except Misuse as error:
+                if made is None or self.backbone is None:
+                    raise
+                raise Misuse(f"the store at {self.path} was made with {made.backbone}: {error}") from error
         if made is not None and encoder.identity != made.encoder:
             raise Misuse(
                 f"the store at {self.path} was made with {made.backbone} of weights {made.encoder.weights}; "

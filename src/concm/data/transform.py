@@ -31,9 +31,9 @@ class Transform:
         if not all(isfinite(value) for value in (*self.mean, *self.std)) or not all(self.std):
             raise Misuse("a transform of pictures needs means that are numbers, and deviations other than 0")
 
-    def at(self, size: int) -> Transform:
-        """The same view of a picture, for a network that sees it in so many pixels."""
-        return replace(self, size=size, resize=round(self.resize * size / self.size))
+    def at(self, size: int | None) -> Transform:
+        """The same part of a picture, for a network that sees it in so many pixels, if that is asked for."""
+        return self if size is None else replace(self, size=size, resize=round(self.resize * size / self.size))
 
     def normalise(self, images: Tensor) -> Tensor:
         """(n, 3, h, w) of 0..1 → normalised, in the same dtype."""

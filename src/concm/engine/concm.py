@@ -52,8 +52,11 @@ class Engine(Stateful):
     """ConCM with the three verbs of a method; see `Settings` for what can be varied."""
 
     settings = Settings()
-    values = ("seed", "names", "pool", "smr", "remarks", "senses", "point", "reach", "neighbours", "alone", "whole")
-    older: ClassVar = {"reach": 0.0, "neighbours": [0.0], "alone": [], "whole": 1.0}
+    values = (
+        *("seed", "names", "pool", "smr", "remarks", "senses", "point"),
+        *("reach", "neighbours", "alone", "whole", "complete"),
+    )
+    older: ClassVar = {"reach": 0.0, "neighbours": [0.0], "alone": [], "whole": 1.0, "complete": False}
     structure: Tensor
     free: Tensor
     lift: Tensor
@@ -82,6 +85,7 @@ class Engine(Stateful):
         self.smr: float | None = None
         self.point: list[float] | None = None
         self.reach, self.pull, self.single, self.whole = self.settings.reach, Pull(), Single(), 1.0
+        self.complete = True
         self.names: list[str] = []
         self.remarks: list[str] = []
 
@@ -89,6 +93,7 @@ class Engine(Stateful):
         """Learn the metric, what names say, and projectors that match the base classes to their structures."""
         settings = self.settings
         base = self._shown(base.to(self.device))
+        self.complete = base.complete
         held, kin = self._held(base), None
         units, means = F.normalize(base.features), F.normalize(base.mean)
         if settings.whitening is not None:
@@ -148,8 +153,8 @@ class Engine(Stateful):
             session = self._shown(session.to(self.device))
             average = session.features.mean(0, keepdim=True)
             if self.metric is not None:
-                session = self.metric.read(session)
-                average = F.normalize(session.features.mean(0, keepdim=True))
+                session, transformed = self.metric.read(session), self.metric(average)
+                average = F.normalize(session.features.mean(0, keepdim=True)) if self.complete else transformed
             mean, std = class_statistics(session, with_views=True)
             self.memory.revise(session, average if label < self.memory.base else mean, std, replay=self.settings.replay)
         self._calibrate()

@@ -128,6 +128,11 @@ class Memory(Growing):
         for name, old in zip(("mean", "shown", "std", "counts"), before, strict=True):
             value = getattr(self, name)
             setattr(self, name, torch.cat([old[:label], value[-1:], old[label + 1 :]]))
+        if label < self.base:  # what is left without images held out moves as the whole does
+            moved = F.normalize(self.mean[label], dim=0) - F.normalize(before[0][label], dim=0)
+            apart = self.apart[label]
+            own = apart.norm() * F.normalize(F.normalize(apart, dim=0) + moved, dim=0)
+            self.apart = torch.cat([self.apart[:label], own[None], self.apart[label + 1 :]])
 
     def sampler(self, per_base: int, per_novel: int, *, noise: float, around: Around) -> Sampler:
         """A sampler that draws so many features of each class: Gaussian, with the class's spread times `noise`.

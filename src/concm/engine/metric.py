@@ -108,10 +108,12 @@ class Metric(Growing):
     def means(self, base: BaseSession, features: Tensor) -> Tensor:
         """Means (classes, d) of all images as the metric sees them (`features`), as those of new classes are.
 
-        Where a session knows the means of more images than it shows, these are transformed instead.
+        Where a session knows the means of other images than it shows, these are transformed instead.
         """
-        every = base.held is None and len(features) == int(base.counts.sum())
-        found: Tensor = F.normalize(class_sums(features, base.labels, len(base.classes))) if every else self(base.mean)
+        complete = base.complete
+        found: Tensor = (
+            F.normalize(class_sums(features, base.labels, len(base.classes))) if complete else self(base.mean)
+        )
         return found
 
 

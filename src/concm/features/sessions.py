@@ -72,6 +72,11 @@ class BaseSession(Session):
     learned: Mapping[str, Tensor] = field(default_factory=dict)
     backbone: Encoder | None = None
 
+    @property
+    def complete(self) -> bool:
+        """Whether all images trained on are among its features, and no others."""
+        return self.held is None and len(self.labels) == int(self.counts.sum())
+
     @classmethod
     def of(cls, session: Session) -> BaseSession:
         """A session whose classes are numbered from 0 on, with the statistics of its own images."""

@@ -62,11 +62,11 @@ class Footing(Stateful):
             mean, std, counts = statistics(base.features[kept], base.labels[kept], count)
             base = replace(base, mean=mean, std=std, counts=counts).to(self.device)
         self.metric = Metric.whitening(base, settings.whitening or 0.0, kept)
-        seen = self.metric.read(base, kept)
+        seen = self.metric.read(some_of(base, kept))
         self.base = count
-        self.held, self.held_labels = seen.features[held], seen.labels[held]
+        self.held, self.held_labels = self.metric(base.features[held]), base.labels[held]
         self.shots, self.labels, self.folds = seen.features[:0], seen.labels[:0], seen.labels[:0]
-        return replace(some_of(seen, kept), held=None)
+        return replace(seen, held=None)
 
     def remember(self, session: Session) -> Tensor:
         """Keep the shots of a session in the metric; the copy (n,) that is not to learn each, −1 where all may.

@@ -28,7 +28,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from concm.backbones.encoder import Identity, load_encoder
+from concm.backbones.encoder import Identity
+from concm.backbones.references import load_encoder
 from concm.classifier import confidence
 from concm.classifier.classifier import Classifier
 from concm.classifier.confidence import Confidence

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from concm.backbones import encoder as encoders
 from concm.backbones.efficientnet_lite import EfficientNetLite
-from concm.backbones.encoder import Encoder, load_encoder
+from concm.backbones.encoder import Encoder
 from concm.backbones.fast import Fast
 from concm.backbones.modules import configured, own_transform, vectors
+from concm.backbones.references import load_encoder
 from concm.data.scenarios import natural
 from concm.data.transform import Transform
 from concm.errors import ConcmError, Misuse

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from concm.backbones import backbones, encoder, find_backbone
-from concm.backbones.encoder import Encoder, Identity, load_encoder
+from concm.backbones.encoder import Encoder, Identity
+from concm.backbones.references import load_encoder
 from concm.backbones.resnet import ResNet12, load_torchvision, resnet18, resnet18_imagenet, resnet20
 from concm.data.dataset import ImageSet
 from concm.data.scenarios import natural, of_folder

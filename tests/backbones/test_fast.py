@@ -14,8 +14,9 @@ from torch import nn
 
 from concm.backbones import cores
 from concm.backbones.efficientnet_lite import EfficientNetLite
-from concm.backbones.encoder import Encoder, load_encoder
+from concm.backbones.encoder import Encoder
 from concm.backbones.fast import Fast, fast
+from concm.backbones.references import load_encoder
 from concm.backbones.resnet import resnet20
 from concm.data.scenarios import natural
 

@@ -206,7 +206,7 @@ def test_a_store_says_which_classes_need_photos_and_which_photos_are_wrong(zoo):
 
 
 def test_nothing_is_encoded_and_no_backbone_is_loaded(zoo, monkeypatch):
-    monkeypatch.setattr("concm.backbones.encoder.load_encoder", lambda *words, **how: pytest.fail("it was loaded"))
+    monkeypatch.setattr("concm.backbones.references.load_encoder", lambda *words, **how: pytest.fail("it was loaded"))
     assert opened(zoo.path).check().version == 1
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from concm.backbones import opened
-from concm.backbones.encoder import Encoder, Reading, load_encoder
+from concm.backbones.encoder import Encoder, Reading
+from concm.backbones.references import load_encoder
 from concm.backbones.resnet import ResNet12, resnet18_imagenet, resnet20
 from concm.data import augment
 from concm.data.transform import Transform

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from concm.backbones.encoder import KIND as BACKBONE
-from concm.backbones.encoder import load_encoder
+from concm.backbones.references import load_encoder
 from concm.backbones.resnet import resnet20
 from concm.data.scenarios import natural
 from concm.errors import ConcmError

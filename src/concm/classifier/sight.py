@@ -15,7 +15,8 @@ from torch import nn
 
 from concm import backbones
 from concm.backbones.cores import one_thread
-from concm.backbones.encoder import Encoder, Identity, load_encoder
+from concm.backbones.encoder import Encoder, Identity
+from concm.backbones.references import load_encoder
 from concm.classifier.folder import KEPT
 from concm.classifier.made import Made
 from concm.data.scenarios import natural

@@ -86,7 +86,7 @@ def features(
     """
     at_least(1, batch=batch, **({} if shards is None else {"shards": shards}))
     at_least(0, views=views, seed=seed)
-    from concm.backbones.encoder import load_encoder
+    from concm.backbones.references import load_encoder
     from concm.evaluation.controls import average, nearest_mean
     from concm.features.extract import extract
     from concm.features.sessions import draw, listed

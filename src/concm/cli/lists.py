@@ -63,7 +63,7 @@ def backbones(name: str | None = None, /) -> None:
     if name is None:
         text.show_backbones(registered())
         return
-    from concm.backbones.encoder import load_encoder
+    from concm.backbones.references import load_encoder
     from concm.data.scenarios import natural
 
     text.show_encoder(load_encoder(name, natural(224)))

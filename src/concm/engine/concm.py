@@ -1,6 +1,6 @@
 """ConCM (ICLR 2026), Algorithm 1: calibrated prototypes, a structure re-matched at every session, a small projector.
 
-CIFAR-100 from the bundled bank, 8 sessions: AHM 64.11, FA 62.39 (mean of 5 draws; docs/results/bench.json).
+CIFAR-100 from the bundled bank, 8 sessions: AHM 64.14, FA 62.33 (mean of 5 draws; docs/results/bench.json).
 
 Nothing here depends on how many classes or sessions are still to come, except in variants that ask for it.
 """

@@ -110,10 +110,8 @@ class Metric(Growing):
 
         Where a session knows the means of other images than it shows, these are transformed instead.
         """
-        complete = base.complete
-        found: Tensor = (
-            F.normalize(class_sums(features, base.labels, len(base.classes))) if complete else self(base.mean)
-        )
+        sums = class_sums(features, base.labels, len(base.classes)) if base.complete else None
+        found: Tensor = self(base.mean) if sums is None else F.normalize(sums)
         return found
 
 

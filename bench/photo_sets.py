@@ -406,7 +406,7 @@ def confidence_table(name: str, by: Mapping[int, list[Any]]) -> str:
 # Everything
 
 
-def encode(photos: PhotoSet, work: Path, looks: int) -> dict[Path, Tensor]:
+def encode(photos: PhotoSet, work: Path, looks: int = 1) -> dict[Path, Tensor]:
     """The features of all photos of a set, from the cache where they are in it."""
     encoder = Classifier(work / "none", backbone=BACKBONE, looks=looks)._encoder
     items = encoded(encoder, photos.every, remember=True, title=f"photos of {photos.name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -206,7 +207,7 @@ def test_a_store_says_which_classes_need_photos_and_which_photos_are_wrong(zoo):
 
 
 def test_nothing_is_encoded_and_no_backbone_is_loaded(zoo, monkeypatch):
-    monkeypatch.setattr("concm.backbones.references.load_encoder", lambda *words, **how: pytest.fail("it was loaded"))
+    monkeypatch.setattr("concm.classifier.sight.load_encoder", lambda *words, **how: pytest.fail("it was loaded"))
     assert opened(zoo.path).check().version == 1
 
 
@@ -243,3 +244,17 @@ def test_real_photos_that_were_given_a_wrong_class_are_found(tmp_path):
     first = {suspect.number: suspect.more_like for suspect in found.mislabelled[:5]}
     assert len(first.keys() & planted.keys()) >= 4
     assert sum(planted.get(number) == like for number, like in first.items()) >= 4
+
+
+def test_a_single_photo_is_found_the_more_often_the_more_its_neighbours_add_to_it(zoo):
+    zoo.learn({"okapi": pictures("okapi", 1)})
+
+    def expected() -> float:
+        return next(row.expected for row in zoo.check().classes if row.name == "okapi")
+
+    engine = zoo.known().engine
+    found = []
+    for gain in (-0.9, 0.0):
+        engine.single = replace(engine.single, gain=gain)
+        found.append(expected())
+    assert found[0] < found[1]

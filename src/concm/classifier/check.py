@@ -90,7 +90,8 @@ class Check:
 def check(album: Album, known: Known) -> Check:
     """Check the photos of a version."""
     left_out = LeftOut.of(album, known)
-    classes = _classes(left_out, known.engine.likeness().cpu())
+    usual = known.engine.likeness() + known.engine.single.gain  # a single photo is drawn to its neighbours
+    classes = _classes(left_out, usual.cpu())
     doubt, more_like = doubts(left_out)
     harm = harms(left_out)
 

@@ -486,6 +486,35 @@ def test_views_may_be_smaller_than_the_pictures_that_are_read_later():
     assert tuple(views.shape) == (8, 3, 12, 12)
 
 
+def test_views_may_grow_and_show_as_much_of_a_picture_while_they_are_small(stage):
+    pixels, labels = torch.randint(0, 256, (4, 16, 16, 3), dtype=torch.uint8), torch.arange(4) % 3
+    random = torch.rand(4, 2, RANDOMS)
+    growing = TwoViews(stage, Recipe(side_first=0.5, cutout=0.0, turned=0.0))
+    seen = []
+    for share in (0.0, 0.49, 0.5, 0.74, 0.75, 0.99):
+        growing.advance(share)
+        seen.append(growing.views(pixels, labels, random)[0])
+    assert [view.shape[-1] for view in seen] == [8, 8, 12, 12, 16, 16]
+    torch.testing.assert_close(seen[-1], TwoViews(stage, Recipe(cutout=0.0, turned=0.0)).views(pixels, labels, random)[0])
+    plain = torch.full_like(pixels, 255)
+    plain[:, :8] = 0  # the upper half is black, in a small view too
+    growing.advance(0.0)
+    middle = torch.full_like(random, 0.5)
+    weak = growing.views(plain, labels, middle)[0][:4, 0]
+    assert (weak[:, :4] < weak[:, 4:].min()).all()
+
+
+@pytest.mark.promise
+def test_a_session_of_growing_views_goes_on_as_if_it_had_not_been_interrupted(data, tmp_path):
+    settings = ("--side-first", "0.5")
+    assert call(*training(data, tmp_path / "whole", *settings, epochs=4)) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 14)
+        assert call(*training(data, tmp_path / "run", *settings, epochs=4)) == 1
+    assert call(*training(data, tmp_path / "run", *settings, "--resume", epochs=4)) == 0
+    assert same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
 @pytest.fixture
 def stage():
     return Stage(nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8)), 8, 3, 5, natural(16))

@@ -58,14 +58,18 @@ def _reflect(position: Tensor, length: int) -> Tensor:
     return (length - 1 - (length - 1 - inside).abs()).clamp(0, length - 1)
 
 
-def weak(pixels: Tensor, random: Tensor, size: int) -> Tensor:
-    """Shift by up to an eighth and mirror; (n, h, w, 3) uint8 and (n, RANDOMS) → (n, 3, size, size)."""
-    slack = pixels.shape[1] - size
-    pad = size // 8 if slack < size // 8 else 0
+def weak(pixels: Tensor, random: Tensor, size: int, box: int | None = None) -> Tensor:
+    """Shift by up to an eighth and mirror; (n, h, w, 3) uint8 and (n, RANDOMS) → (n, 3, size, size).
+
+    What is cut out has a side of `box` pixels, if that is another than `size`, and is scaled.
+    """
+    box = box or size
+    slack = pixels.shape[1] - box
+    pad = box // 8 if slack < box // 8 else 0
     span = slack + 2 * pad
     top, left = ((random[:, at] * (span + 1)).floor() - pad for at in (Weak.TOP, Weak.LEFT))
-    full = torch.full_like(top, size)
-    return crop(pixels, top, left, full, full, random[:, Weak.MIRROR] < 0.5, size)
+    side = torch.full_like(top, box)
+    return crop(pixels, top, left, side, side, random[:, Weak.MIRROR] < 0.5, size)
 
 
 def cut_out(images: Tensor, random: Tensor, side: float, fill: float = 0.5) -> Tensor:

@@ -111,6 +111,8 @@ class BaseRun:
         with interruptible(signal.SIGINT, signal.SIGTERM) as stop, log, whole, bar(transient=False) as progress:
             task = progress.add_task("base session", total=steps, completed=start, note="")
             for step, (pixels, labels) in enumerate(feed.batches(self._orders(start, steps, an_epoch)), start):
+                if step == start or step % an_epoch == 0:
+                    model.advance(step // an_epoch / recipe.epochs)
                 rate = recipe.lr * _schedule(step, steps, min(recipe.warmup, recipe.epochs / 4) * an_epoch)
                 for group in optimizer.param_groups:
                     group["lr"] = rate

@@ -79,6 +79,9 @@ class Objective(nn.Module):
         """
         raise NotImplementedError
 
+    def advance(self, share: float) -> None:
+        """Called before each epoch with the share of the session that is done, for views that change on the way."""
+
     def classify(self, features: Tensor) -> Tensor:
         """Scores (n, classes) of features as they are read after training."""
         raise NotImplementedError
@@ -104,6 +107,13 @@ class TwoViews(Objective):
         dimension = stage.dimension
         self.head = Head(dimension, stage.classes * (4 if recipe.turned else 1), recipe.head)
         self.projection = nn.Sequential(nn.Linear(dimension, dimension), nn.ReLU(), nn.Linear(dimension, 128))
+        self.side = round(recipe.side * self.transform.size)
+        self.advance(0.0)
+
+    def advance(self, share: float) -> None:
+        """Let views grow: small for half of the session, full for its last quarter."""
+        first = self.settings.side_first
+        self.size = round(self.side * (first if share < 1 / 2 else (1 + first) / 2 if share < 3 / 4 else 1))
 
     def classify(self, features: Tensor) -> Tensor:
         """Scores of the head's outputs for upright pictures."""
@@ -113,10 +123,9 @@ class TwoViews(Objective):
     def views(self, pixels: Tensor, labels: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
         """A weak and a strong view (2n, 3, s, s), or the strong one, and labels (n,); random is (n, 2, RANDOMS)."""
         recipe = self.settings
-        size = round(recipe.side * self.transform.size)
-        images = augment.strong(pixels, random[:, 1], size, recipe.scale_min, recipe.jitter, recipe.grey)
+        images = augment.strong(pixels, random[:, 1], self.size, recipe.scale_min, recipe.jitter, recipe.grey)
         if recipe.views == 2:
-            images = torch.cat([self._weak(pixels, random[:, 0], size), images])
+            images = torch.cat([self._weak(pixels, random[:, 0]), images])
         if recipe.turned:
             chance = random[:, 0, -1]
             quarters = (4 - (1 - chance) / recipe.turned * 3).clamp(0, 3).long()
@@ -124,11 +133,11 @@ class TwoViews(Objective):
             labels = labels + self.classes * quarters
         return self.ready(images), labels
 
-    def _weak(self, pixels: Tensor, random: Tensor, size: int) -> Tensor:
+    def _weak(self, pixels: Tensor, random: Tensor) -> Tensor:
         """The weak view (n, 3, s, s): shifted or cropped, then with a square cut out."""
-        recipe = self.settings
+        recipe, size = self.settings, self.size
         if recipe.weak_min == 1:
-            return augment.cut_out(augment.weak(pixels, random, size), random, recipe.cutout)
+            return augment.cut_out(augment.weak(pixels, random, size, self.side), random, recipe.cutout)
         images = augment.strong(pixels, random, size, recipe.weak_min, jitter=0, grey=0)
         return augment.cut_out(images, random.roll(6, 1), recipe.cutout)  # a crop has used the first columns
 

@@ -57,6 +57,13 @@ class Recipe(Schedule):
         above=0,
         most=1,
     )
+    side_first: float = setting(
+        1.0,
+        "Side of the views in the first half of the epochs, as a share of that in the last quarter; half way between "
+        "in the third. Small views cost less, and what they teach holds for larger ones.",
+        above=0,
+        most=1,
+    )
     scale_min: float = setting(0.3, "Smallest area of the strong view's crop.", above=0, most=1)
     jitter: float = setting(
         0.4, "Strength of changes in brightness, contrast and saturation of the strong view.", least=0

@@ -299,7 +299,7 @@ def test_the_published_form_is_judged_too_and_other_variants_are_not():
 
 def test_a_method_with_its_own_base_session_stands_beside_others_on_its_features(page):
     cells = line(under(page, "Methods with a base session of their own"), "| `closer`").split(" | ")
-    assert cells[1] == "100 epochs (epochs 100 for 200)"
+    assert cells[1] == "resnet12, 100 epochs (epochs 100 for 200)"
     assert cells[6:8] == ["47.00", "55.00 |"]
 
 
@@ -378,7 +378,7 @@ def test_a_table_of_a_plain_backbone_is_a_control():
     plain = table(row("ncm", 30.0), row("concm", 40.0), recipe=recipe, weights="other")
     found = under(leaderboard.page(SHARED, [plain], "x.png").splitlines(), "Methods with a base session of their own")
     cells = line(found, "| `ncm`").split(" | ")
-    assert cells[1] == "ours: epochs 60, turned 0.0"
+    assert cells[1] == "resnet12, ours: epochs 60, turned 0.0"
     assert cells[6:8] == ["30.00", "40.00 |"]
 
 

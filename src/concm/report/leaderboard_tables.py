@@ -45,11 +45,10 @@ def tuning(tuned: list[Table]) -> list[str]:
 
 def with_own_base_session(control: str, owned: list[Table], plain: list[Table]) -> list[str]:
     """Each on the backbone that its own base session trained, beside others on the same features."""
-    first = [*owned, *plain][0]
     lines = [
         "## Methods with a base session of their own",
         "",
-        f"Each method runs on the {first.backbone['name']} that its own base session trained, so rows differ by more "
+        "Each method runs on the backbone that its own base session trained, so rows differ by more "
         f"than the method, and there is no rank. `{PLAIN}` and `{OURS}` on the same features stand beside it (AHM), "
         f"and its curve is that of `{control}` on all that the backbone reads, turned pictures included; – stands "
         f"where it was not run. Brackets say where the schedule is not that of the method's file. {_ahead(owned)}",
@@ -61,11 +60,11 @@ def with_own_base_session(control: str, owned: list[Table], plain: list[Table]) 
         for row in sorted(own(other), key=lambda row: -row.ahm):
             there = [ahm(other, name) for name in (PLAIN, OURS)]
             ranked = lines if meant(row.method, other.scenario) else apart
-            ranked.append(line(mark(row.method), schedule(other), *cells(row), *there))
+            ranked.append(line(mark(row.method), _session(other, schedule(other)), *cells(row), *there))
     for other in plain:
         row = next(row for row in other.rows if row.method == PLAIN)
         there = [ahm(other, name) for name in (PLAIN, OURS)]
-        lines.append(line(f"`{PLAIN}`", f"ours: {varied(other)}", *cells(row), *there))
+        lines.append(line(f"`{PLAIN}`", _session(other, f"ours: {varied(other)}"), *cells(row), *there))
     if apart:
         heads = ruled("method", "base session", *MEASURED, *(f"`{name}` there" for name in (PLAIN, OURS)))
         about = (
@@ -73,6 +72,11 @@ def with_own_base_session(control: str, owned: list[Table], plain: list[Table]) 
         )
         lines += ["", about, "", *heads, *apart]
     return [*lines, ""]
+
+
+def _session(found: Table, how: str) -> str:
+    """What trained the features, and which network."""
+    return f"{found.backbone['name']}, {how}"
 
 
 def _ahead(owned: list[Table]) -> str:

@@ -495,7 +495,8 @@ def test_views_may_grow_and_show_as_much_of_a_picture_while_they_are_small(stage
         growing.advance(share)
         seen.append(growing.views(pixels, labels, random)[0])
     assert [view.shape[-1] for view in seen] == [8, 8, 12, 12, 16, 16]
-    torch.testing.assert_close(seen[-1], TwoViews(stage, Recipe(cutout=0.0, turned=0.0)).views(pixels, labels, random)[0])
+    full = TwoViews(stage, Recipe(cutout=0.0, turned=0.0)).views(pixels, labels, random)[0]
+    torch.testing.assert_close(seen[-1], full)
     plain = torch.full_like(pixels, 255)
     plain[:, :8] = 0  # the upper half is black, in a small view too
     growing.advance(0.0)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
-from concm.errors import ConcmError, Misuse
+from concm.errors import ConcmError, Misuse, extra_needed
 from concm.progress import interruptible
 
 AHEAD = 1000
@@ -118,7 +118,9 @@ class Cluster:
             raise
         except failures.RayError as error:
             said = str(error).strip().splitlines()[0]
-            raise ConcmError(f"a job was killed {RETRIES + 1} times, perhaps for want of memory ({said})") from error
+            raise ConcmError(
+                f"a job was killed {RETRIES + 1} times, probably because memory ran out ({said})"
+            ) from error
 
 
 @contextmanager
@@ -142,7 +144,7 @@ def _imported() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise Misuse("Ray is not installed here: pip install 'concm[ray]'") from error
+        raise extra_needed("a cluster", "ray") from error
     return ray
 
 

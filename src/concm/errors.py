@@ -27,6 +27,15 @@ class Misuse(ConcmError, ValueError):
     code = 2
 
 
+class WrongKind(ConcmError):
+    """A file is sound, and of another kind or format than is needed."""
+
+
+def extra_needed(what: str, extra: str) -> Misuse:
+    """The sentence for packages that are missing, which an extra of this one brings."""
+    return Misuse(f"{what} needs the extra `{extra}` of concm (docs/installation.md says how to install it)")
+
+
 def at_least(least: int, **values: float) -> None:
     """Refuse an argument whose value is too small."""
     for name, value in values.items():

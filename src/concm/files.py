@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
-from concm.errors import ConcmError, Misuse, loading
+from concm.errors import ConcmError, Misuse, WrongKind, loading
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def load_tensors(path: Path, kind: str, expected: str | None = None) -> tuple[di
             raise ConcmError(f"{path} is damaged: it is not the {what} file that was written")
         head, tensors = _read(path)
         if head.get("kind") != kind:
-            raise ConcmError(f"{path} is {_describe(head.get('kind'))}, not a {what} (format {kind})")
+            raise WrongKind(f"{path} is {_describe(head.get('kind'))}, not a {what} (format {kind})")
         if expected is None and "seal" in head and head["seal"] != _seal(tensors, head["meta"]):
             raise ConcmError(f"{path} is damaged: it is not the {what} file that was written")
         meta = json.loads(head["meta"])

@@ -198,7 +198,7 @@ def test_blanks_around_a_name_are_taken_away(name, before, after):
 
 @pytest.mark.parametrize("name", ["", " ", "\t\n", "\u00a0", None, 7, b"dog", ["dog"], ("dog",)])
 def test_what_is_no_name_is_refused(name):
-    with pytest.raises(Misuse, match="a class needs a name"):
+    with pytest.raises(Misuse, match="a class name is text"):
         checked_name(name)
 
 

@@ -182,11 +182,11 @@ def test_a_copy_of_a_known_photo_in_another_format_is_found_out(used):
 
 
 BAD_NAMES = {
-    "": "needs a name",
+    "": "a class name is text",
     "n" * 300: "300 characters",
     "../x": "cannot name a class",
     "unknown": "no class can be called 'unknown'",
-    7: "needs a name",
+    7: "a class name is text",
 }
 
 
@@ -304,6 +304,6 @@ def test_an_export_must_say_where_to(used):
 
 def test_a_gpu_that_is_not_there_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(Misuse, match="device cuda, but torch sees no GPU here"):
+    with pytest.raises(Misuse, match="`device=cuda`, but torch sees no GPU here"):
         Classifier(tmp_path / "zoo", BACKBONE, device="cuda")
     assert Classifier(tmp_path / "zoo", BACKBONE, device="auto").device == "cpu"

@@ -35,7 +35,7 @@ def test_a_class_is_taught_by_its_name_and_shown_so_until_photos_come(zoo, world
 
 def test_a_name_that_says_nothing_or_comes_with_photos_is_refused(zoo, world, capsys):
     with unchanged(capsys, zoo):
-        assert "says nothing" in refusal(capsys, "learn", zoo, "qwxzv", "--by-name", code=2)
+        assert "is related to no base class" in refusal(capsys, "learn", zoo, "qwxzv", "--by-name", code=2)
         assert "already" in refusal(capsys, "learn", zoo, "bear", "--by-name", code=2)
         words = ("learn", zoo, "heron", world / "heron" / "heron", "--by-name")
         assert "without photos" in refusal(capsys, *words, code=2)
@@ -73,7 +73,7 @@ def test_calibrating_changes_no_class_is_said_by_show_and_undone(zoo, world, tmp
 def test_calibrating_takes_enough_photos_of_known_classes(zoo, world, tmp_path, capsys):
     write_world(tmp_path / "few", BASE, 2, first=200)
     with unchanged(capsys, zoo):
-        assert "takes 20 or more" in refusal(capsys, "calibrate", zoo, tmp_path / "few", code=2)
+        assert "takes 20 photos or more" in refusal(capsys, "calibrate", zoo, tmp_path / "few", code=2)
         assert "'heron' is none" in refusal(capsys, "calibrate", zoo, world / "asked", code=2)
 
 

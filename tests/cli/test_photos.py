@@ -70,7 +70,7 @@ def test_one_photo_a_class_is_enough_and_what_it_means_is_said(tmp_path, capsys)
     assert all(line.endswith(",False,") for line in (tmp_path / "found.csv").read_text().splitlines()[1:])
     assert "nothing will be called unknown" in " ".join(told(capsys, "show", tmp_path / "zoo").split())
     limits = card(capsys, tmp_path / "zoo", tmp_path / "card.md")["Limits"]
-    assert "calls every photo one of them: so few photos" in limits
+    assert "calls every photo one of them: these photos are too few" in limits
     assert "calls what is unlike all of them unknown" not in limits
 
 

@@ -204,6 +204,15 @@ class Twofold(PictureLearner):
         return sum(weight.numel() for weight in self.network.parameters())
 
 
+class Spare(NCM):
+    """It calls a network of its own a copy of the backbone, so that nothing counts it."""
+
+    copies = ("spare",)
+
+    def build(self):
+        self.spare = nn.Linear(self.dimension, self.dimension)
+
+
 class Sociable(NCM):
     def scores(self, features):
         return super().scores(features + 0.5 * features.mean(0))
@@ -230,6 +239,7 @@ BREAKERS = {
     OfBase: "it_keeps_no_image_that_it_does_not_declare",
     OfShots: "it_keeps_no_image_that_it_does_not_declare",
     Hidden: "memory_is_all_that_the_state_holds",
+    Spare: "memory_is_all_that_the_state_holds",
     Sociable: "each_image_is_scored_by_itself",
     NoSmall: "uneven_and_small_sessions_are_learned",
 }

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from concm.backbones.modules import Found
 from concm.data.scenarios import natural
 from concm.data.transform import Transform
-from concm.errors import Misuse, in_a_line, loading
+from concm.errors import Misuse, extra_needed, in_a_line, loading
 from concm.records import from_json
 from concm.runtime import onnxruntime
 
@@ -83,7 +83,7 @@ def found(path: Path) -> Found:
 
         onnxruntime()
     except ImportError as error:
-        raise Misuse('an ONNX backbone needs more packages: pip install "concm[onnx]"') from error
+        raise extra_needed("an ONNX backbone", "onnx") from error
     with loading(path, "ONNX file", "export it again"):
         try:
             model = onnx.load(path)  # with the tensors of files beside it

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from concm.backbones.modules import Found, configured
 from concm.backbones.registry import SOURCES
 from concm.data.transform import Transform
-from concm.errors import ConcmError, Misuse, in_a_line
+from concm.errors import ConcmError, Misuse, extra_needed, in_a_line
 
 KEPT = "timm:"
 
@@ -72,7 +72,7 @@ def _timm() -> ModuleType:
     try:
         return importlib.import_module("timm")
     except ModuleNotFoundError as error:
-        raise Misuse('networks of timm need more packages: pip install "concm[timm]"') from error
+        raise extra_needed("a network of timm", "timm") from error
     except (ImportError, RuntimeError) as error:  # RuntimeError: operators that its torchvision was built with
         raise Misuse(
             f"timm cannot be imported ({in_a_line(error)}): it needs the torchvision that was built with this torch; "

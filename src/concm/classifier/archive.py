@@ -93,7 +93,7 @@ class Archive:
         if len(photos) > MOST_FILES:
             raise ConcmError(f"{path} holds {len(photos):,} photos; at most {MOST_FILES:,} are read from a zip file")
         if sum(photo._info.file_size for photo in photos) > MOST_TOTAL:
-            raise ConcmError(f"{path} would unpack to more than {MOST_TOTAL // 10**9} thousand million bytes")
+            raise ConcmError(f"{path} would unpack to more than {MOST_TOTAL // 10**9} GB")
         if not photos:
             raise ConcmError(f"no pictures in {path}; these are read: {' '.join(sorted(SUFFIXES))}")
         return cls(path, sorted(photos, key=lambda photo: photo.place), others)

@@ -217,7 +217,7 @@ class Classifier(Opened):
             if name in known.engine.names:
                 raise Misuse(f"there is a class {name!r} already")
             if not known.engine.imagines(name):
-                raise Misuse(f"the name {name!r} says nothing of how such things look here: it takes photos")
+                raise Misuse(f"{name!r} is related to no base class, so it needs photos")
             first = len(known.engine.names)
             nothing = torch.empty(0, known.dimension), torch.empty(0, dtype=torch.long)
             index = len(self.store.history())
@@ -289,7 +289,7 @@ class Classifier(Opened):
             taught = given - len(labels)
             if len(labels) < ENOUGH:
                 but = f" beside the {taught} that were taught" if taught else ""
-                raise Misuse(f"{len(labels)} photos{but} do not tell what is usual: calibrating takes {ENOUGH} or more")
+                raise Misuse(f"calibrating takes {ENOUGH} photos or more; {len(labels)} were given{but}")
             confidence = known.confidence.adapt(known.scores(lesson.features), labels)
             self._commit(change, "calibrate", str(lesson), known.engine, confidence)
         self.remarks = beside(photos) + lesson.remarks
@@ -344,8 +344,6 @@ class Classifier(Opened):
         state = {"settings": to_json(engine.settings)}
         change.commit(action, detail, tensors, state, lasting=lasting if first else None, names=engine.names)
         return confidence
-
-        return self._cached
 
 
 _LASTING = ("engine.metric", "engine.calibrator.", "engine.prior.")

@@ -35,8 +35,8 @@ TEMPERED = 512
 ENOUGH = 20
 """Photos below which nothing is called unknown: they would not tell what is usual."""
 TOO_FEW = (
-    "so few photos do not tell what is usual: nothing will be called unknown until it is calibrated, or more classes "
-    "are taught"
+    "these photos are too few to recognise unknown ones: nothing will be called unknown until it is calibrated, or "
+    "more classes are taught"
 )
 """More photos of known classes would not do: base photos are held out by `fit`, and of a new class a few are tried."""
 
@@ -200,7 +200,7 @@ def _quantiles(familiar: Tensor, weights: Tensor) -> Tensor:
 
 
 def _temperature(scores: Tensor, best: Tensor, labels: Tensor, weights: Tensor, doubt: float) -> Tensor:
-    """That makes the labels most likely, of which this share is in doubt, held near a common value where few are."""
+    """The temperature that makes the labels most likely if a share of them is in doubt; usual where photos are few."""
     candidates = torch.logspace(math.log10(1 / 200), math.log10(0.3), 60)
     count, stands_for = len(labels), torch.zeros(1)
     if scores.shape[1] > EVERY:  # of those behind the best, every so many stand for the others

@@ -205,7 +205,7 @@ def locked(path: Path, waiting: Callable[[], None] | None, timeout: float | None
 
 def damaged(path: Path, why: object) -> str:
     """The sentence for a file that SQLite cannot read."""
-    return f"{file(path)} is damaged, or belongs to another program ({why}); put a copy of the folder in its place"
+    return f"{file(path)} is damaged, or belongs to another program ({why}); restore the folder from a backup"
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from concm.classifier.confidence import Confidence, familiarity
 from concm.classifier.structure import KIND as KIND
 from concm.engine.concm import Engine
 from concm.engine.head import Head
-from concm.errors import Misuse
+from concm.errors import Misuse, extra_needed
 from concm.files import content_digest, replacing, save_tensors
 from concm.records import to_json
 
@@ -77,7 +77,7 @@ def write_onnx(path: Path, encoder: Encoder, engine: Engine, confidence: Confide
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise Misuse('writing ONNX needs more packages: pip install "concm[onnx]"') from error
+        raise extra_needed("writing ONNX", "onnx") from error
     if isinstance(encoder.network, OnnxNetwork):
         raise Misuse(
             f"{encoder.source} is an ONNX network already, of which no other can be made; export the structure"

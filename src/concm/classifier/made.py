@@ -32,7 +32,7 @@ class Made:
     @classmethod
     def of(cls, store: Store) -> Made:
         """What a store says of itself."""
-        with loading(database.file(store.path), "database of a store", "put a copy of the folder in its place"):
+        with loading(database.file(store.path), "database of a store", "restore the folder from a backup"):
             encoder = to_json(Identity.read(store.meta["encoder"]))
             made = from_json(cls, {**store.meta, "encoder": encoder})
             if not 0 <= made.seed < 2**63:

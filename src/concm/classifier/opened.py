@@ -39,6 +39,8 @@ from concm.progress import track
 from concm.records import from_json, to_json
 
 UNKNOWN_RATE = 0.05
+WAIT = 60.0
+"""Seconds to wait for another process that is changing the store."""
 Given = str | os.PathLike[str] | Mapping[str, Any]
 """A folder or a zip file of class folders, a CSV file of paths and labels, or pictures by class name."""
 
@@ -53,7 +55,7 @@ class Opened:
         *,
         device: Literal["auto", "cpu", "cuda"] = "auto",
         seed: int = 0,
-        wait: float = 60.0,
+        wait: float = WAIT,
         waiting: Callable[[], None] | None = None,
         blocks: int | None = None,
         looks: int | None = None,
@@ -62,7 +64,7 @@ class Opened:
         self.path, self._asked = Path(path), device
         self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
         if device == "cuda" and self.device == "cpu":
-            raise Misuse("device cuda, but torch sees no GPU here")
+            raise Misuse("`device=cuda`, but torch sees no GPU here")
         if not wait >= 0:
             raise Misuse(f"seconds to wait are a number from 0 on, not {wait}")
         if not 0 <= seed < 2**63:

@@ -101,14 +101,14 @@ def printable(path: str | os.PathLike[str]) -> str:
 def checked_name(name: object) -> str:
     """The class name in its normal form (NFC), checked to be one that can be printed, typed and used for a folder."""
     if not isinstance(name, str) or not name.strip():
-        raise Misuse(f"a class needs a name, and {name!r} is none")
+        raise Misuse(f"a class name is text that is not empty, not {name!r}")
     name = unicodedata.normalize("NFC", name.strip())
     if len(name) > LONGEST_NAME:
         raise Misuse(f"the class name {name[:20]!r}… has {len(name)} characters; at most {LONGEST_NAME} are taken")
     if any(letter in "/\\" or not letter.isprintable() for letter in name) or name.startswith("."):
         raise Misuse(f"{name!r} cannot name a class: no slashes, no control characters, no dot at the beginning")
     if name.lower() == UNKNOWN:
-        raise Misuse(f"no class can be called {name!r}: that is what photos of no known class are called")
+        raise Misuse(f"no class can be called {name!r}: photos of no known class are called so")
     return name
 
 

@@ -17,7 +17,7 @@ CLASSES = (
     " FROM classes WHERE removed IS NULL ORDER BY id"
 )
 EVALUATIONS = "SELECT version, created, source, result FROM evaluations ORDER BY rowid"
-DATABASE = ("database of a store", "put a copy of the folder in its place")
+DATABASE = ("database of a store", "restore the folder from a backup")
 _CONTENTS = (
     "SELECT meta, identity, lasting FROM store",
     "SELECT version, action, detail, created, classes, photos, kept, digest FROM versions ORDER BY version",

@@ -39,7 +39,7 @@ from concm.classifier.rows import (
     rows_of,
     state_file,
 )
-from concm.errors import ConcmError, loading
+from concm.errors import ConcmError, WrongKind, loading
 from concm.files import load_tensors, replacing
 from concm.progress import track
 
@@ -193,13 +193,9 @@ class Store:
                 return self._checked(wanted)
             except ConcmError as error:
                 if self._kept(version) == wanted:  # else undone or pruned between the two reads
-                    other = "not a state (format" in str(error)
-                    way_out = (
-                        "; it was made by another version of concm: fit it again"
-                        if other
-                        else "; use a backup, or step back with undo"
-                    )
-                    raise ConcmError(f"version {wanted} of {self.path}: {error}{way_out}") from error
+                    other = "it was made by another version of concm: fit it again"
+                    way_out = other if isinstance(error, WrongKind) else "use a backup, or step back with undo"
+                    raise ConcmError(f"version {wanted} of {self.path}: {error}; {way_out}") from error
 
     def _checked(self, version: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """A version's state, if its files have the digests that the database names and belong to this store."""

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from concm import __version__, progress
 from concm.cli import banks, base, bench, corrections, demo, keeping, lists, looking, paper, photos, serve
@@ -19,22 +19,30 @@ app = App(
     name="concm",
     version=__version__,
     help="Teach an image classifier new classes from five photos and a name, without forgetting.",
-    help_epilogue="With `--debug`, every command also shows where an error came from.",
+    help_epilogue="Add `--debug` to any command to see the traceback of an error.",
+    default_parameter=Parameter(negative_iterable=()),
     suppress_keyboard_interrupt=False,  # `main` has a sentence for it
 )
-for command in (
-    *(photos.fit, photos.learn, photos.predict),
-    *(looking.evaluate, looking.check, looking.show, photos.calibrate),
-    *(corrections.rename, corrections.merge, corrections.move, corrections.remove),
-    *(corrections.forget, corrections.undo),
-    *(keeping.verify, keeping.backup, keeping.export),
-    *(serve.serve, demo.demo),
-    *(bench.bench, bench.leaderboard, bench.methods, bench.conformance),
-    *(base.train, banks.features, banks.bank),
-    *(lists.attributes, lists.scenarios, lists.backbones),
-):
-    app.command(command)
-app.command(paper.app)
+GROUPS = {
+    "Classify photos": (
+        *(photos.fit, photos.learn, photos.predict, looking.evaluate, looking.check, photos.calibrate, looking.show),
+        *(corrections.forget, corrections.rename, corrections.merge, corrections.move, corrections.remove),
+        *(corrections.undo, serve.serve, keeping.verify, keeping.backup, keeping.export, demo.demo),
+    ),
+    "Compare methods": (
+        *(bench.bench, bench.leaderboard, bench.conformance, base.train, banks.features, banks.bank, paper.app),
+    ),
+    "Look things up": (bench.methods, lists.scenarios, lists.backbones, lists.attributes),
+}
+for place, (title, commands) in enumerate(GROUPS.items()):
+    group = Group(title, sort_key=place)
+    for at, command in enumerate(commands):
+        if isinstance(command, App):
+            command.group, command.sort_key = (group,), at
+            app.command(command)
+        else:
+            app.command(command, group=group, sort_key=at)
+app["--help"].group = app["--version"].group = Group("Options", sort_key=len(GROUPS))
 
 
 class _Lines(logging.Handler):

@@ -13,6 +13,7 @@ from concm.errors import Misuse, at_least, at_most
 
 def features(
     scenario: str,
+    /,
     *,
     pictures: PictureOptions,
     backbone: str,
@@ -51,8 +52,8 @@ def features(
     views
         Augmented views to keep of each candidate shot.
     augment
-        What a view is: a shift and mirror image, or with AutoAugment by its policy for CIFAR (with a square cut out)
-        or for ImageNet, as many authors' training images are.
+        How views are made: `shift` shifts and mirrors; `cifar` and `imagenet` use that dataset's AutoAugment policy,
+        and `cifar` also cuts out a square.
     base_views
         Keep views of the base images too, for methods that train on them.
     blocks
@@ -62,8 +63,8 @@ def features(
     looks
         How many looks at a picture are averaged, each a pass of its own: 2 adds the mirror image, up to 10 add shifts.
     size
-        In how many pixels of a side the backbone sees pictures, if not in those that it was trained with: more are
-        slower, and often better.
+        Side of the square that the backbone sees, in pixels, if not the one that it was trained with. Larger is slower
+        and often more accurate.
     keep_pictures
         Keep the pictures and the backbone with their features, for methods that go on training it.
     base_limit
@@ -141,6 +142,7 @@ def features(
 
 def bank(
     file: Path | None = None,
+    /,
     *,
     draws: int = 5,
     seed: int = 0,

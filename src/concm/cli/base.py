@@ -23,6 +23,7 @@ else:
 
 def train(
     scenario: str,
+    /,
     *,
     pictures: PictureOptions,
     out: Path = Path("runs/base"),
@@ -37,7 +38,7 @@ def train(
     stream: bool = False,
     tensorboard: bool = False,
 ) -> None:
-    """Train a backbone on a scenario's base classes; the last epoch counts, nothing is selected.
+    """Train a backbone on a scenario's base classes. The last epoch's weights are kept.
 
     Parameters
     ----------

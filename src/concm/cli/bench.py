@@ -11,6 +11,7 @@ from concm.errors import ConcmError, Misuse, at_least, at_most
 
 def bench(
     scenario: str | None = None,
+    /,
     *,
     method: list[str] | None = None,
     draws: int = 5,
@@ -80,7 +81,7 @@ def bench(
     jobs
         Runs at a time; by default one per core, and one at a time on a GPU. On Ray, as many as there is room for.
     device
-        The GPU if there is one, unless you say otherwise.
+        Where to compute; `auto` uses a GPU if there is one.
     """
     from concm.evaluation.bench import BankSource, finish, tasks_of, unfit
     from concm.evaluation.controls import METHODS
@@ -134,7 +135,14 @@ def bench(
     say(f"wrote {' and '.join(map(str, written))}; one result file for each run in {out}")
 
 
-def leaderboard(tables: list[Path], *, out: Path = Path("leaderboard.md")) -> None:
+def leaderboard(
+    tables: list[Path],
+    /,
+    *,
+    out: Path = Path("leaderboard.md"),
+    csv: Path | None = None,
+    latex: Path | None = None,
+) -> None:
     """Write a page of all methods that were measured, from tables of `concm bench --json`, and its picture beside it.
 
     Parameters
@@ -143,10 +151,15 @@ def leaderboard(tables: list[Path], *, out: Path = Path("leaderboard.md")) -> No
         The table of the shared bank first; then more rows of that bank, and tables of other banks of the same scenario.
     out
         The page, in Markdown.
+    csv
+        Also write a line per row, with its figures by session, as CSV.
+    latex
+        Also write the rows of the shared bank by session as LaTeX (booktabs), below the published ones.
     """
     from concm.evaluation.statistics import Table
-    from concm.files import refuse_stream
+    from concm.files import refuse_stream, write_whole
     from concm.report.leaderboard import write
+    from concm.report.leaderboard_files import to_csv, to_latex
     from concm.report.tables import say
 
     refuse_stream(out)
@@ -154,11 +167,16 @@ def leaderboard(tables: list[Path], *, out: Path = Path("leaderboard.md")) -> No
     for path, other in zip(tables[1:], others, strict=True):
         if (other.scenario, other.cut) != (first.scenario, first.cut):
             raise ConcmError(f"{path} cannot stand beside {tables[0]}: it has another scenario or cut")
-    say(f"wrote {' and '.join(map(str, write(out, first, others)))}")
+    written = write(out, first, others)
+    for file, text in ((csv, to_csv), (latex, to_latex)):
+        if file is not None:
+            write_whole(file, text(first, others).encode())
+            written.append(file)
+    say(f"wrote {' and '.join(map(str, written))}")
 
 
 def conformance(method: str, /) -> None:
-    """Check that a method keeps the contract: what it must do, on small worlds; one line for each check.
+    """Check a method against the contract on small synthetic data, one line per check.
 
     Parameters
     ----------

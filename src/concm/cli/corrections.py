@@ -33,7 +33,7 @@ def rename(
 
 
 def merge(store: Path, /, *names: str, into: str, access: Changing = Changing()) -> None:  # noqa: B008
-    """Make one class of several.
+    """Merge several classes into one.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ from concm.errors import ConcmError
 
 
 def verify(store: Path, /, *, access: Access = Access()) -> None:  # noqa: B008
-    """Check that nothing in a store is damaged: its database, every version that undo can reach, and its backbone.
+    """Check a store for damage: its database, every version that undo can reach, and its backbone.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def verify(store: Path, /, *, access: Access = Access()) -> None:  # noqa: B008
 
 
 def backup(store: Path, destination: Path, /, *, access: Access = Access()) -> None:  # noqa: B008
-    """Copy a store consistently, while others go on predicting; who wants to learn waits. A damaged one is refused.
+    """Copy a store to a new folder. Others can predict meanwhile; learning waits. A damaged store is refused.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def export(
     structure: Path | None = None,
     access: Access = Access(),  # noqa: B008
 ) -> None:
-    """Write the classifier for use without torch.
+    """Export the classifier, to run it without torch.
 
     Parameters
     ----------

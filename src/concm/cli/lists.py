@@ -13,7 +13,7 @@ def attributes(
     overrides: Path | None = None,
     word_vectors: Path | None = None,
 ) -> None:
-    """Say what class names mean to WordNet, and which parts (attributes) their classes have.
+    """Show the WordNet sense and the attributes (parts) of class names.
 
     Parameters
     ----------

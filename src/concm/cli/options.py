@@ -140,7 +140,7 @@ class Machine:
     """Where it runs."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    "The GPU if there is one, unless you say otherwise."
+    "Where to compute; `auto` uses a GPU if there is one."
     devices: int = 1
     "Processes, one per GPU (or torchrun starts them); they share the global batch."
     nodes: int = 1

@@ -71,7 +71,7 @@ def run(
     jobs
         Runs at a time; by default one per core, and one at a time on a GPU.
     device
-        The GPU if there is one, unless you say otherwise.
+        Where to compute; `auto` uses a GPU if there is one.
     on
         Where runs go: `here`, or to a Ray cluster: `ray` or `ray://HOST:PORT`.
     """

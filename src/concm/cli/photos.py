@@ -25,7 +25,7 @@ def fit(
     on: str = "here",
     access: Changing = Changing(),  # noqa: B008
 ) -> None:
-    """Make a classifier from its base classes.
+    """Make a new classifier from photos, one folder per class.
 
     Parameters
     ----------
@@ -35,17 +35,16 @@ def fit(
         A folder or a zip file that holds one folder of photos for each class, two classes or more; or a CSV file of
         paths and labels, or a folder of such files.
     lean
-        What counts where base and new classes compete: accuracy over all classes (`base`), the harmonic mean of both
-        kinds (`novel`), or both alike.
+        Which accuracy to favour: over all classes (`base`), the harmonic mean of base and new classes (`novel`), or
+        both (`even`).
     blocks
-        How many of the network's last blocks photos are read from; unless you say otherwise, 2 of EfficientNet-Lite and
-        1 of other networks.
+        How many of the network's last blocks are read; by default 2 of EfficientNet-Lite and 1 of other networks.
     looks
-        How many looks at a photo are averaged, each a forward pass: 2 adds the mirror image, up to 10 add shifts; 1
-        unless you say otherwise.
+        How many looks at a photo are averaged, each a forward pass: 1 by default, 2 adds the mirror image, up to 10 add
+        shifts.
     size
-        In how many pixels of a side the network sees photos: more are slower, and often better. Unless you say
-        otherwise, 288 with EfficientNet-Lite0, 320 with Lite1 and Lite2, and what other networks were trained with.
+        Side of the square that the network sees, in pixels. Larger is slower and often more accurate. By default 288
+        with EfficientNet-Lite0, 320 with Lite1 and Lite2, and what other networks were trained with.
     seed
         Seed of all random choices.
     on
@@ -77,7 +76,7 @@ def learn(
     images
         Photos of that class: files, folders, zip files and globs.
     by_name
-        Teach the class by its name alone, before its first photo: it is expected to look like its kin.
+        Teach the class by its name alone, before its first photo; its look is estimated from related classes.
     """
     from concm.classifier.archive import is_zip
     from concm.data.lists import is_list

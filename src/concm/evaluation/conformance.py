@@ -241,14 +241,14 @@ def memory_is_reported(course: Course) -> None:
 
 
 def memory_is_all_that_the_state_holds(course: Course) -> None:
-    """Every tensor of the state counts as memory or as parameters, but for copies of networks and batch statistics."""
-    method = course.method
+    """Every tensor of the state counts as memory or as parameters, but for the backbone itself and batch statistics."""
+    method, backbone = course.method, getattr(course.world.sessions[0], "backbone", None)
+    known = [] if backbone is None else list(backbone.network.state_dict().values())
     copies = tuple(f"{name}." for name in getattr(method, "copies", ()))
-    held = {
-        name: value
-        for name, value in method.state_dict().items()
-        if not name.startswith(copies) and not any(part in name for part in UNCOUNTED)
-    }
+    held = {name: own for name, own in method.state_dict().items() if not any(part in name for part in UNCOUNTED)}
+    for name in [name for name in held if name.startswith(copies)]:
+        if any(torch.equal(held[name], own) for own in known):
+            del held[name]
     total = sum(value.numel() * value.element_size() for value in held.values())
     declared = method.memory_bytes + 4 * method.parameter_count
     largest = sorted(held, key=lambda name: -held[name].numel())[:3]

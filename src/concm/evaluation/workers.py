@@ -133,7 +133,7 @@ def _in_processes(work: Work, shared: Shared, jobs: Jobs, report: Report, at_onc
                 yield pending.pop(future), future.result()
         _pass_on(events, report)
     except BrokenProcessPool as error:
-        raise ConcmError("a run was killed, perhaps for want of memory; try again with `jobs=1`") from error
+        raise ConcmError("a run was killed, probably because memory ran out; try again with `jobs=1`") from error
     finally:
         workers = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)

@@ -66,7 +66,7 @@ class Learner(Stateful):
     kept: ClassVar[tuple[str, ...]] = ()
     "Names of the tensors that hold data; `memory_bytes` counts them, beside buffers of networks."
     copies: ClassVar[tuple[str, ...]] = ()
-    "Names of the networks that repeat another, or the backbone as it is; `parameter_count` leaves them out."
+    "Names of the networks that are the backbone as it was handed out; `parameter_count` leaves them out."
 
     settings: Any = None
     "The default settings, where the method has any; those that are given to the constructor replace them."

@@ -113,7 +113,6 @@ class OrCo(Learner):
     settings = OrCoSettings()
     values = (*Learner.values, "count", "seen", "remarks")
     kept = ("images", "labels", "targets")
-    copies = ("aligned",)
 
     def __init__(self, settings: OrCoSettings | None = None, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(settings, seed=seed, device=device)

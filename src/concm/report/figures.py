@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
 from concm.data.scenarios import Scenario
 from concm.errors import ConcmError
@@ -42,7 +43,10 @@ def _picture(path: Path | None, columns: int, size: tuple[float, float]) -> Iter
         yield figure, figure.subplots(1, columns)
         if path is not None:
             with replacing(path) as draft:
-                figure.savefig(draft, dpi=150, format=path.suffix[1:] or "png")
+                kind = path.suffix[1:] or "png"
+                figure.savefig(draft, dpi=150, format=kind)
+                if kind == "png":  # a drawing has few colours, and is a third as large with a palette
+                    Image.open(draft).convert("RGB").quantize(64).save(draft, "PNG", optimize=True)
     except ValueError as error:
         raise ConcmError(f"cannot write the picture {path}: {error}") from error
 
@@ -109,9 +113,13 @@ def trade_offs(banks: list[Points], path: Path) -> None:
                 thick, words = (2.0, f"{bank.control} with any bias") if bank.shared else (0.8, None)
                 axes.plot(bank.curve.base, bank.curve.novel, "-", color=colour, linewidth=thick, alpha=0.6, label=words)
         for group, colour in GROUPS.items():
-            places = [(row.last_base, row.last_novel) for row, own in every if own == group]
-            if places:
-                axes.plot(*zip(*places, strict=True), "o", color=colour, label=group)
+            if any(own == group for _, own in every):
+                axes.plot([], [], "o", color=colour, label=group)
+            for bank in banks:
+                inside = "none" if bank.curve is None else colour  # without its own curve a point cannot be judged
+                places = [(row.last_base, row.last_novel) for row, own in bank.rows if own == group]
+                if places:
+                    axes.plot(*zip(*places, strict=True), "o", color=colour, markerfacecolor=inside)
         lowest = min(row.last_base for row, _ in every) - 5, min(row.last_novel for row, _ in every) - 5
         axes.set(
             xlabel="base accuracy (%)", ylabel="novel accuracy (%)", xlim=(lowest[0], None), ylim=(lowest[1], None)

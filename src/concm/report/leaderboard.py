@@ -13,7 +13,7 @@ from concm.report import figures
 from concm.report import leaderboard_papers as papers
 from concm.report.cells import COSTS, MEASURED, apart, by_session, cells, costs, line, mark, ruled
 from concm.report.leaderboard_papers import OURS
-from concm.report.leaderboard_tables import group, own, placed, table, tuning, with_own_base_session
+from concm.report.leaderboard_tables import group, meant, own, placed, table, tuning, with_own_base_session
 from concm.report.provenance import backbone, draws, given, ran
 from concm.report.remarks import reading
 
@@ -79,7 +79,7 @@ def _beginning(found: Table, picture: str) -> list[str]:
         f"*Where each method stands after the last session. A line is the curve that `{found.control}` describes with "
         "any constant on its novel scores: the thick one on the shared backbone, thin ones on the features of methods "
         "with a base session of their own, each in front of its own curve, where that control was run on them. HM is "
-        "mostly a place on such a curve, so what counts is to lie above it.*",
+        "mostly a place on such a curve, so what counts is to lie above it. A hollow point has none.*",
         "",
         *caveats,
     ]
@@ -234,7 +234,9 @@ def _points(found: Table, control: str) -> figures.Points:
     shown = [
         (row, group(row.method))
         for row in rows
-        if not _level(row) and (found.base_session is None or ":" not in row.method)
+        if not _level(row)
+        and meant(row.method, found.scenario)
+        and (found.base_session is None or ":" not in row.method)
     ]
     row_of_control = found.row(control)
     curve = None if row_of_control is None else row_of_control.trade_off

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from concm.classifier.opened import WAIT
 from concm.data.images import BrokenPicture
 from concm.errors import ConcmError, Misuse
 from concm.server import api
@@ -85,6 +86,7 @@ def serve(
     allow: Sequence[str] = (),
     backbone: str | None = None,
     device: Any = "auto",
+    wait: float = WAIT,
     ready: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Serve a store until it is interrupted; `ready` is told the address, with its token, before the first request."""
@@ -99,7 +101,7 @@ def serve(
     with _listening(host, port) as listener:
         port = listener.getsockname()[1]
         proxies = frozenset(name.lower() for name in allow)
-        desk = Desk(store, backbone, device)
+        desk = Desk(store, backbone, device, wait)
         hosts = Hosts(LOOPBACK | {host.lower()}, port, addresses=not is_loopback(host), proxies=proxies)
         shown = _own_address() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         ready(f"http://{shown}:{port}/?token={keys.token}")

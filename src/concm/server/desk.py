@@ -21,6 +21,7 @@ from concm.classifier.duplicates import Duplicates, check_duplicates
 from concm.classifier.evaluation import evaluate, remarks
 from concm.classifier.folders import Similar
 from concm.classifier.lesson import Lesson
+from concm.classifier.opened import WAIT
 from concm.classifier.photos import checked_name, spelling
 from concm.classifier.prediction import Known, Prediction, check_rate
 from concm.classifier.store import Store
@@ -41,9 +42,11 @@ UNSURE = 0.5
 class Desk:
     """A store that is served. Answers come from one handle of it, and all changes are jobs on another."""
 
-    def __init__(self, store: str | Path, backbone: str | None = None, device: Any = "auto") -> None:
+    def __init__(
+        self, store: str | Path, backbone: str | None = None, device: Any = "auto", wait: float = WAIT
+    ) -> None:
         def opened() -> Classifier:
-            return Classifier(store, backbone, device=device)
+            return Classifier(store, backbone, device=device, wait=wait)
 
         self.classifier = opened()
         _ = self.classifier.store  # refuses a store that is not there

@@ -207,7 +207,7 @@ def test_the_state_of_another_method_is_refused():
         choose("orco").build(seed=0, device="cpu").load_state_dict(state)
 
 
-def test_orco_counts_its_projector_once():
+def test_orco_counts_its_projector_and_the_one_from_which_sessions_begin():
     method, world = taught("orco:width=16,hidden=8,least_steps=2,base_epochs=2,epochs=2")
     dimension = world.test.shape[1]
-    assert method.parameter_count == dimension * 8 + 8 + 8 * 16 + 16
+    assert method.parameter_count == 2 * (dimension * 8 + 8 + 8 * 16 + 16)

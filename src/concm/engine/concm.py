@@ -204,7 +204,7 @@ class Engine(Stateful):
         if self.prior is not None and kin is not None:
             some, akin = spaced(len(means), NAMED), (kin - kin.diagonal().diag()).any(1).to(means.device)
             miss = torch.where(akin, self.prior.miss, self.prior.apart)
-            predicted[some], share[some] = left_out(kin, means[some]), self._trust(miss, alike, torch.ones_like(miss))
+            predicted[some], share[some] = left_out(kin, means[some]), self.trusted(miss, alike, torch.ones_like(miss))
         names, pull = (predicted, share), self.pull if self.draws else Pull()
         near = NEAR * float(2 - 2 * (alike if self.metric is None else self.unseen))
         how = {"near": near, "reach": self.settings.reach, "gamma": self.settings.gamma}
@@ -233,7 +233,7 @@ class Engine(Stateful):
         """Complete the prototypes of all novel classes by what their names say (Section 3.2)."""
         memory, novel = self.memory, slice(self.memory.base, None)
         if self.prior is not None:
-            predicted, miss = self._predicted()
+            predicted, miss = self.predicted()
             mean = self.completed(memory.shown[novel], predicted, miss, self.likeness()[novel], memory.counts[novel])
         else:
             mean = self.calibrated(tuple(self.names[novel]), memory.shown[novel])
@@ -261,17 +261,17 @@ class Engine(Stateful):
         vectors, association = (part.to(self.device) for part in self.semantics.classes(names))
         return self.calibrator.calibrate(prototypes, vectors, association, self.settings.alpha)
 
-    def _predicted(self) -> tuple[Tensor, Tensor]:
+    def predicted(self) -> tuple[Tensor, Tensor]:
         """Prototypes of all novel classes by their names alone, and how far they may miss."""
         assert self.prior is not None
         return self._lexicon.predicted(self.prior, self.names, self.names[self.memory.base :])
 
     def completed(self, means: Tensor, predicted: Tensor, miss: Tensor, likeness: Tensor, counts: Tensor) -> Tensor:
         """Prototypes (n, d): means of so many shots, completed by what names predict as far as these are trusted."""
-        share = self._trust(miss, likeness, counts)[:, None]
+        share = self.trusted(miss, likeness, counts)[:, None]
         return (1 - share) * means + share * predicted
 
-    def _trust(self, miss: Tensor, likeness: Tensor, counts: Tensor) -> Tensor:
+    def trusted(self, miss: Tensor, likeness: Tensor, counts: Tensor) -> Tensor:
         """The share of a name in the prototype of its class; without a shot it is all there is."""
         share = self.settings.trust * trust(miss, likeness, counts.clamp(min=1))
         return torch.where(counts > 0, share, 1.0)

@@ -5,7 +5,7 @@ No test image takes part, and none is needed: the operating point and the confid
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,12 +59,13 @@ class Trial:
         some = _some(memory.held_labels, engine.seed, len(prototypes))
         held, held_labels = F.normalize(memory.held[some]), memory.held_labels[some]
         length = 1.0 if engine.metric is None else memory.held[some].norm(dim=1, keepdim=True)
-        (scores, labels, shots, expected), copies = _left_out(engine, prototypes)
+        left = _left_out(engine, prototypes)
         seen = memory.counts[base:] > 0
         shown = length * softened(held, engine.reach)
         apart = engine.whole * (shown * F.normalize(memory.apart)[held_labels]).sum(1)
         plain = (shown @ prototypes.T).scatter(1, held_labels[:, None], apart[:, None])
-        return cls(held, shots, plain, held_labels, scores, labels, expected, seen, base, copies)
+        own = (left.scores, left.labels, left.expected)
+        return cls(held, left.shots, plain, held_labels, *own, seen=seen, count=base, copies=left.copies)
 
     @torch.no_grad()
     def total(self, head: Head) -> tuple[Tensor, Tensor]:
@@ -137,59 +138,104 @@ def _some(labels: Tensor, seed: int, classes: int) -> Tensor:
     return order.sort().values.to(labels.device)
 
 
-def _left_out(engine: Engine, prototypes: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], int]:
-    """Each shot's scores, its own class's as if it were new, its label, its features, and the classes' expected scores;
-    and how many rows stand for a shot.
+@dataclass(frozen=True)
+class _LeftOut:
+    """Novel shots, each left out of its own prototype; the fields are those of a trial."""
 
-    A shot is left out of its prototype with all shots that were taken together with it. What is left is drawn to its
-    neighbours as a prototype of all shots is, and the score is raised by as much as such a one is expected to do better
-    beside that. A single shot cannot be left out: its own score is imputed, at several places of the distribution that
-    held-out images of the base classes have.
+    scores: Tensor
+    labels: Tensor
+    shots: Tensor
+    expected: Tensor
+    copies: int = 1
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What the names of the novel classes predict (classes, d), and how far each of them may miss (classes,)."""
+
+    engine: Engine
+    predicted: Tensor
+    miss: Tensor
+
+    @classmethod
+    def of(cls, engine: Engine) -> _Names:
+        """Of an engine; names that say nothing predict nothing, and may miss by any length."""
+        if engine.prior is not None:
+            return cls(engine, *engine.predicted())
+        novel = engine.memory.mean[engine.memory.base :]
+        return cls(engine, torch.zeros_like(novel), novel.new_full((len(novel),), torch.inf))
+
+    def expected(self, rows: Tensor, count: Tensor, said: Tensor, likeness: Tensor) -> Tensor:
+        """The cosine that a new image is expected to have to a prototype of `count` shots and the name."""
+        share = self.engine.trusted(self.miss[rows], likeness, count)
+        return cosine(likeness, said, self.predicted[rows].square().sum(1), share, count)
+
+
+def _left_out(engine: Engine, prototypes: Tensor) -> _LeftOut:
+    """Each shot's scores, its own class's as if it were new; at most so many shots as bound the cost.
+
+    A shot is left out of its prototype with all shots that were taken together with it. A single shot cannot be left
+    out: its own score is imputed, at several places of the distribution that held-out images of base classes have.
     """
-    memory, base, single = engine.memory, engine.memory.base, engine.single
-    counts = memory.counts[base:].clamp(min=1)
+    memory, base, names = engine.memory, engine.memory.base, _Names.of(engine)
     alike = engine.likeness()[base:]
-    if engine.prior is None:
-        predicted, miss = torch.zeros_like(prototypes[base:]), prototypes.new_full((len(counts),), torch.inf)
-    else:
-        predicted, miss = engine._predicted()
     some = _some(memory.labels, engine.seed, len(prototypes))
     shots, labels = F.normalize(memory.exemplars[some]), memory.labels[some]
-    at = labels - base
-    said = (shots * predicted[at]).sum(1)
-    length = predicted.square().sum(1)
-    gain, strength = (single.gain, engine.pull.strength) if engine.draws else (0.0, 0.0)
-
-    def expected(rows: Tensor, count: Tensor, said: Tensor, likeness: Tensor) -> Tensor:
-        """The cosine that a new image is expected to have to a prototype of `count` shots and the name."""
-        return cosine(likeness, said, length[rows], engine._trust(miss[rows], likeness, count), count)
-
-    # Classes differ by their number of shots alone: what a few shots say of their own class would be mostly noise.
-    every = torch.arange(len(counts), device=at.device)
-    usual = said.mean() if len(said) else predicted.norm(dim=1).mean() / 2
-    by_class = expected(every, memory.counts[base:], usual.expand(len(counts)), alike.mean().expand(len(counts)))
-    by_class = by_class + torch.where(memory.counts[base:] > 0, gain * (1 + strength) / (counts + strength), 0.0)
-    shown = softened(shots, engine.reach)
-    scores = shown @ prototypes.T
+    said = (shots * names.predicted[labels - base]).sum(1)
+    found = _LeftOut(softened(shots, engine.reach) @ prototypes.T, labels, shots, _by_class(names, said, alike))
     if not len(shots):
-        return (scores, labels, shots, by_class), 1
+        return found
+    own, alone = _own(names, found, some, said, alike)
+    if not alone.any():
+        return replace(found, scores=found.scores.scatter(1, labels[:, None], own[:, None]))
+    own = torch.where(alone[:, None], _imputed(names, found, alone, said, alike), own[:, None]).flatten()
+    scores, labels, shots = (part.repeat_interleave(IMPUTED, 0) for part in (found.scores, labels, shots))
+    return _LeftOut(scores.scatter(1, labels[:, None], own[:, None]), labels, shots, found.expected, IMPUTED)
+
+
+def _by_class(names: _Names, said: Tensor, alike: Tensor) -> Tensor:
+    """The cosine (classes,) that a new image of each novel class is expected to have to its prototype.
+
+    Classes differ by their number of shots alone: what a few shots say of their own class would be mostly noise.
+    """
+    engine, counts = names.engine, names.engine.memory.counts[names.engine.memory.base :]
+    every, shots = torch.arange(len(counts), device=counts.device), counts.clamp(min=1)
+    usual = said.mean() if len(said) else names.predicted.norm(dim=1).mean() / 2
+    plain = names.expected(every, counts, usual.expand(len(counts)), alike.mean().expand(len(counts)))
+    gain, strength = (engine.single.gain, engine.pull.strength) if engine.draws else (0.0, 0.0)
+    return plain + torch.where(counts > 0, gain * (1 + strength) / (shots + strength), 0.0)
+
+
+def _own(names: _Names, found: _LeftOut, some: Tensor, said: Tensor, alike: Tensor) -> tuple[Tensor, Tensor]:
+    """Each shot's score (n,) with what is left of its class without it, and whether nothing is left (n,).
+
+    What is left is drawn to its neighbours as a prototype of all shots is, and the score is raised by as much as such a
+    one is expected to do better beside that.
+    """
+    engine, memory = names.engine, names.engine.memory
+    at = found.labels - memory.base
+    counts = memory.counts[memory.base :].clamp(min=1)[at]
     whole = torch.cat([memory.exemplars[some, None], memory.views[some]], 1).mean(1)
-    groups = taken_together(shots, labels, 2 - 2 * alike.mean())
+    groups = taken_together(found.shots, found.labels, 2 - 2 * alike.mean())
     same = groups[:, None] == groups
-    alone = (same.sum(1) >= counts[at])[:, None]
-    same = torch.where(alone, torch.eye(len(at), dtype=torch.bool, device=at.device), same).to(shots.dtype)
-    left = counts[at] - same.sum(1)
-    rest = (counts[at, None] * memory.shown[labels] - same @ whole) / left.clamp(min=1)[:, None]
-    kept = engine.drawn(engine.completed(rest, predicted[at], miss[at], alike[at], left), counts[at])
-    own = (F.normalize(kept) * shown).sum(1)
-    own = own + expected(at, counts[at], said, alike[at]) - expected(at, left.clamp(min=1), said, alike[at])
-    lonely = left < 1
-    if not lonely.any():
-        return (scores.scatter(1, labels[:, None], own[:, None]), labels, shots, by_class), 1
-    places = torch.special.ndtri((torch.arange(IMPUTED, device=at.device) + 0.5) / IMPUTED).to(shots.dtype)
-    beside = scores[:, :base].amax(1) if base else torch.zeros_like(own)
-    guess = expected(at, counts[at], said, alike[at]) + gain + single.slope * (beside - beside[lonely].mean())
-    guess = guess[:, None] + single.spread * places
-    own = torch.where(lonely[:, None], guess, own[:, None]).flatten()
-    scores, labels, shots = (part.repeat_interleave(IMPUTED, 0) for part in (scores, labels, shots))
-    return (scores.scatter(1, labels[:, None], own[:, None]), labels, shots, by_class), IMPUTED
+    nearly_all = (same.sum(1) >= counts)[:, None]
+    same = torch.where(nearly_all, torch.eye(len(at), dtype=torch.bool, device=at.device), same).to(found.shots.dtype)
+    left = counts - same.sum(1)
+    rest = (counts[:, None] * memory.shown[found.labels] - same @ whole) / left.clamp(min=1)[:, None]
+    kept = engine.drawn(engine.completed(rest, names.predicted[at], names.miss[at], alike[at], left), counts)
+    own = (F.normalize(kept) * softened(found.shots, engine.reach)).sum(1)
+    own = own + names.expected(at, counts, said, alike[at]) - names.expected(at, left.clamp(min=1), said, alike[at])
+    return own, left < 1
+
+
+def _imputed(names: _Names, found: _LeftOut, alone: Tensor, said: Tensor, alike: Tensor) -> Tensor:
+    """What a single shot would score with its own class (n, places), by what held-out images of base classes do."""
+    engine, base = names.engine, names.engine.memory.base
+    at = found.labels - base
+    gain = engine.single.gain if engine.draws else 0.0
+    beside = found.scores[:, :base].amax(1) if base else torch.zeros_like(said)
+    guess = names.expected(at, engine.memory.counts[base:].clamp(min=1)[at], said, alike[at])
+    guess = guess + gain + engine.single.slope * (beside - beside[alone].mean())
+    places = torch.special.ndtri((torch.arange(IMPUTED, device=at.device) + 0.5) / IMPUTED).to(found.shots.dtype)
+    imputed: Tensor = guess[:, None] + engine.single.spread * places
+    return imputed

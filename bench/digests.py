@@ -28,7 +28,7 @@ from typing import Any
 from unittest import mock
 
 from concm import files
-from concm.classifier import prediction, store
+from concm.classifier import known, store
 from concm.classifier.classifier import Classifier
 from learning import write
 
@@ -53,7 +53,7 @@ def unchecked() -> Iterator[None]:
         mock.patch.object(store, "load_tensors", new=lambda path, kind, expected=None: load(path, kind)),
         mock.patch.object(store, "described", new=described),
         mock.patch.object(files, "_seal", return_value=Anything()),
-        mock.patch.object(prediction, "all_finite", return_value=True),
+        mock.patch.object(known, "all_finite", return_value=True),
     ):
         yield
 

@@ -91,7 +91,7 @@ def lesson(known: list[str], first: int, last: int, shots: int = PHOTOS) -> Less
 
 def opened(path: Path) -> Classifier:
     zoo = Classifier(path, device="cpu")
-    zoo.__dict__["_encoder"] = NoBackbone()
+    zoo.__dict__["encoder"] = NoBackbone()
     return zoo
 
 
@@ -111,7 +111,7 @@ def build(path: Path, classes: int) -> dict[str, float]:
     fitted = time.perf_counter() - begun
     del first, engine
     begun = time.perf_counter()
-    opened(path)._taught(lesson(known, base, classes), "refuse")
+    opened(path).teach(lesson(known, base, classes), "refuse")
     return {"fit": fitted, "learn_half": time.perf_counter() - begun}
 
 
@@ -137,7 +137,7 @@ def measure(path: Path, classes: int) -> dict[str, float]:
         zoo = opened(path)
         zoo.known()
     with clock("learn"):
-        zoo._taught(one, "refuse")
+        zoo.teach(one, "refuse")
     version = zoo.known()
     found = clock.found
     found["memory_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

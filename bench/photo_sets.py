@@ -32,9 +32,9 @@ from torch import Tensor
 
 from concm import __version__, progress
 from concm.classifier import opened as predicting
+from concm.classifier.answers import whole
 from concm.classifier.classifier import Classifier
 from concm.classifier.evaluation import auroc, calibration_error
-from concm.classifier.prediction import whole
 from concm.classifier.stream import encoded, in_piles
 from concm.files import write_whole
 from concm.metrics import accuracies, confusion, harmonic, trade_off
@@ -408,7 +408,7 @@ def confidence_table(name: str, by: Mapping[int, list[Any]]) -> str:
 
 def encode(photos: PhotoSet, work: Path, looks: int = 1) -> dict[Path, Tensor]:
     """The features of all photos of a set, from the cache where they are in it."""
-    encoder = Classifier(work / "none", backbone=BACKBONE, looks=looks)._encoder
+    encoder = Classifier(work / "none", backbone=BACKBONE, looks=looks).encoder
     items = encoded(encoder, photos.every, remember=True, title=f"photos of {photos.name}")
     return {path: whole(item).features for path, item in zip(photos.every, items, strict=True)}
 

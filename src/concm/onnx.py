@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concm.classifier.answers import Prediction, Predictions, check_rate, listed, many, whole
+from concm.classifier.answers import UNKNOWN_RATE, Prediction, Predictions, check_rate, listed, many, whole
 from concm.classifier.folders import left_out
 from concm.classifier.photos import Photo, Picture, called, find_photos
 from concm.classifier.structure import GOES_WITH, Structure
@@ -77,7 +77,7 @@ class Runner:
         return self._known.version
 
     def predict(
-        self, pictures: Picture | Sequence[Picture], *, unknown_rate: float = 0.05, top: int = 5
+        self, pictures: Picture | Sequence[Picture], *, unknown_rate: float = UNKNOWN_RATE, top: int = 5
     ) -> Predictions:
         """Say what each picture shows; what cannot be read of a folder is in the result's `failures`.
 
@@ -87,7 +87,7 @@ class Runner:
         return Predictions.of(found if many(pictures) else map(whole, found), pictures)
 
     def stream(
-        self, pictures: Sequence[Picture], *, unknown_rate: float = 0.05, top: int = 5
+        self, pictures: Sequence[Picture], *, unknown_rate: float = UNKNOWN_RATE, top: int = 5
     ) -> Iterator[Prediction | BrokenPicture]:
         """Predict pictures one by one; a picture that cannot be read gives its error."""
         check_rate(unknown_rate)
@@ -140,7 +140,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("network", type=Path, help="the ONNX file that `concm export` wrote")
     parser.add_argument("images", nargs="+", help="files, folders and globs")
     parser.add_argument("--structure", type=Path, help="the structure file, if it is not beside the network")
-    parser.add_argument("--unknown-rate", type=float, default=0.05, help="share of known photos that may be refused")
+    parser.add_argument("--unknown-rate", type=float, default=UNKNOWN_RATE, help="share of known photos to refuse")
     parser.add_argument("--top", type=int, default=3, help="how many guesses to give")
     given = parser.parse_args(words)
     broken = 0

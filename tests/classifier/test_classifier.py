@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from concm.classifier.prediction import Prediction
+from concm.classifier.answers import Prediction
 from concm.classifier.structure import Structure
 from concm.data.images import BrokenPicture
 from concm.engine.settings import Settings

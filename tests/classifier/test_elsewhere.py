@@ -59,8 +59,8 @@ def test_files_come_back_in_order_with_broken_ones_in_between(zoo, folder, clust
     files = paths(folder)
     files[3].write_bytes(b"broken")
     files[5].unlink()
-    found = list(Elsewhere(cluster, "cpu").encoded(zoo._encoder, files, "photos"))
-    wanted = list(encoded(zoo._encoder, files))
+    found = list(Elsewhere(cluster, "cpu").encoded(zoo.encoder, files, "photos"))
+    wanted = list(encoded(zoo.encoder, files))
     assert [str(own) if at in (3, 5) else own.name for at, own in enumerate(found)] == [
         str(own) if at in (3, 5) else own.name for at, own in enumerate(wanted)
     ]

@@ -86,7 +86,7 @@ def run(session, structure: Path, pixels: np.ndarray) -> tuple[np.ndarray, np.nd
 
 def by_torch(zoo: Classifier, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     known = zoo.known()
-    scores = known.engine.scores(zoo._encoder(torch.from_numpy(pixels)))
+    scores = known.engine.scores(zoo.encoder(torch.from_numpy(pixels)))
     return zoo.predict_proba(pixels), known.confidence.familiarity(scores).numpy()
 
 

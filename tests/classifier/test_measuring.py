@@ -50,7 +50,7 @@ def test_an_evaluations_figures_are_those_of_its_predictions(zoo, tmp_path):
     assert result.false_accept == pytest.approx(per_cent(not item.unknown for item in strange))
     of = zoo.known()
     pixels = np.stack([loaded(path) for paths in photos.values() for path in paths])
-    familiar = of.confidence.familiarity(of.scores(zoo._encoder(torch.from_numpy(pixels))))
+    familiar = of.confidence.familiarity(of.scores(zoo.encoder(torch.from_numpy(pixels))))
     near, far = familiar[: len(known)], familiar[len(known) :]
     assert result.auroc == pytest.approx(100 * float((near[:, None] > far).float().mean()), abs=0.1)
     assert result.auroc > 80

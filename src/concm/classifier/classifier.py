@@ -131,7 +131,7 @@ class Classifier(Opened):
 
     def _fitted(self, lesson: Lesson, lean: Lean, settings: Settings | None) -> tuple[Engine, Confidence]:
         base = lesson.base_session()
-        unseen = self._encoder.meta.get("recipe") is None
+        unseen = self.encoder.meta.get("recipe") is None
         plan = (
             rehearse(base, lean, unseen=unseen, seed=self.seed, device=self.device)
             if settings is None
@@ -142,8 +142,8 @@ class Classifier(Opened):
             engine.fit_base(base)
             done()
             store = Store.create(self.path, self._meta(), self._waiting, self._wait)
-            if self._encoder.kept:
-                self._encoder.save(self.path / KEPT)
+            if self.encoder.kept:
+                self.encoder.save(self.path / KEPT)
             with store.writing(self._waiting, self._wait) as change:
                 change.describe({**self._meta(), "rehearsal": plan.tried})
                 self._write(change, lesson, new=list(lesson.photos), base=True)
@@ -175,11 +175,12 @@ class Classifier(Opened):
         kept = spelling(names)
         groups = {kept(name): own for name, own in by_class(photos, nested=nested, alone=True).items()}
         refuse_similar(groups, names, similar_names)
-        self._taught(Lesson.of(self._encoder, groups, broken=broken), duplicates, similar_names)
+        self.teach(Lesson.of(self.encoder, groups, broken=broken), duplicates, similar_names)
         self.remarks = beside(photos) + self.remarks
         return self
 
-    def _taught(self, lesson: Lesson, duplicates: Duplicates, similar_names: Similar = "refuse") -> Classifier:
+    def teach(self, lesson: Lesson, duplicates: Duplicates, similar_names: Similar = "refuse") -> Classifier:
+        """Learn what is in a lesson, whose photos are encoded already; `learn` says what the choices are."""
         store = self.store
         with store.writing(self._waiting, self._wait) as change, steps("learning", 4) as done:
             known = self._load()
@@ -276,7 +277,7 @@ class Classifier(Opened):
 
         They stay so when more is learned, until this is done again or undone. Photos that were taught are left out.
         """
-        lesson = Lesson.of(self._encoder, by_class(photos, nested=nested), broken=broken, remember=True)
+        lesson = Lesson.of(self.encoder, by_class(photos, nested=nested), broken=broken, remember=True)
         with self.store.writing(self._waiting, self._wait) as change:
             known = self._load()
             names = known.engine.names
@@ -302,16 +303,14 @@ class Classifier(Opened):
         return self.store.undo(self._waiting, self._wait)
 
     def _licence(self) -> list[str]:
-        licence = self._encoder.meta.get("licence")
-        return [] if licence is None else [f"the weights of {self._encoder.source} have the licence: {licence}"]
+        licence = self.encoder.meta.get("licence")
+        return [] if licence is None else [f"the weights of {self.encoder.source} have the licence: {licence}"]
 
     def _meta(self) -> dict[str, Any]:
         own = self.path / KEPT
         file = content_digest(own.read_bytes()) if own.is_file() else None
-        licence = self._encoder.meta.get("licence")
-        return to_json(
-            Made(self._encoder.source, self._encoder.identity, self.seed, __version__, file, licence=licence)
-        )
+        licence = self.encoder.meta.get("licence")
+        return to_json(Made(self.encoder.source, self.encoder.identity, self.seed, __version__, file, licence=licence))
 
     def _all_photos(self, name: str, lesson: Lesson) -> Tensor:
         """Features (n, d) of a known class's photos, old and new."""

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from concm.classifier.change import Change
 from concm.classifier.folders import Similar, refuse_similar
+from concm.classifier.known import Known
 from concm.classifier.photos import checked_name, spelling
-from concm.classifier.prediction import Known
 from concm.classifier.rows import PhotoRow
 from concm.classifier.store import Store
 from concm.errors import Misuse

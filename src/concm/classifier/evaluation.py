@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +13,10 @@ from concm.classifier.confidence import TOO_FEW, Confidence
 from concm.classifier.folders import almost_the_same
 from concm.errors import ConcmError
 from concm.metrics import accuracies, confusion
+
+if TYPE_CHECKING:
+    from concm.classifier.known import Known
+    from concm.classifier.lesson import Lesson
 
 MANY = 10
 """Known photos that were refused, from which on more than twice as many as asked for are no accident."""
@@ -113,6 +118,15 @@ def evaluate(
         wrong=wrong,
         taught=taught,
     )
+
+
+def evaluated(known: Known, lesson: Lesson, unknown_rate: float, taught: int) -> tuple[Evaluation, list[str]]:
+    """Figures of what one version says of labelled photos, `taught` of which it has, and what to know beside them."""
+    engine, confidence, scores = known.engine, known.confidence, known.scores(lesson.features)
+    rated = confidence, unknown_rate, known.version
+    names = engine.names
+    result = evaluate(scores, lesson.truth, names, engine.memory.base, *rated, photos=lesson.names, taught=taught)
+    return result, remarks(result, names, lesson.photos, confidence.enough)
 
 
 def remarks(result: Evaluation, names: Sequence[str], truth: Iterable[str], enough: bool) -> list[str]:

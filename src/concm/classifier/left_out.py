@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from concm.classifier.album import Album
-from concm.classifier.prediction import Known
+from concm.classifier.known import Known
 from concm.engine.metric import Metric, softened
 from concm.engine.operating import taken_together
 from concm.features.sessions import BaseSession, Session

@@ -16,16 +16,16 @@ from torch import nn
 
 from concm.backbones.encoder import Encoder
 from concm.classifier.album import Album
+from concm.classifier.answers import UNKNOWN_RATE, Prediction, Predictions, check_rate, listed, many, whole
 from concm.classifier.check import Check, check
 from concm.classifier.elsewhere import Elsewhere
-from concm.classifier.evaluation import Evaluation, remarks
-from concm.classifier.evaluation import evaluate as measure
+from concm.classifier.evaluation import Evaluation, evaluated
 from concm.classifier.folder import KEPT, refuse_foreign
 from concm.classifier.folders import Nested, beside
+from concm.classifier.known import Known, threads
 from concm.classifier.lesson import Lesson
 from concm.classifier.made import Made
 from concm.classifier.photos import Picture, by_class, printable
-from concm.classifier.prediction import Known, Prediction, Predictions, check_rate, listed, many, threads, whole
 from concm.classifier.rows import ClassRow, VersionRow, state_file
 from concm.classifier.sight import Sight
 from concm.classifier.store import Store
@@ -38,7 +38,6 @@ from concm.errors import ConcmError, Misuse, loading
 from concm.progress import track
 from concm.records import from_json, to_json
 
-UNKNOWN_RATE = 0.05
 WAIT = 60.0
 """Seconds to wait for another process that is changing the store."""
 Given = str | os.PathLike[str] | Mapping[str, Any]
@@ -75,7 +74,7 @@ class Opened:
         if self._store is None:
             refuse_foreign(self.path)
         elif any(given is not None for given in (backbone, blocks, looks, size)):
-            _ = self._encoder  # refuses a backbone or readings that are not the store's
+            _ = self.encoder  # refuses a backbone or readings that are not the store's
         self._cached: Known | None = None
         self.remarks: list[str] = []
 
@@ -107,7 +106,7 @@ class Opened:
         """The store on disk; it exists once the classifier is fitted."""
         if self._store is None and (found := self._found()) is not None:  # another process has made it
             self._store = found
-            self.__dict__.pop("_encoder", None)  # so that it is checked against the store's
+            self.__dict__.pop("encoder", None)  # so that it is checked against the store's
         if self._store is None:
             raise Misuse(f"there is no store at {self.path} yet: fit it with two classes or more first")
         return self._store
@@ -160,7 +159,7 @@ class Opened:
         if top < 1:
             raise Misuse(f"at least one guess must be asked for, not {top}")
         self.known()
-        piles = in_piles(self._encoder, pictures, kept=False)
+        piles = in_piles(self.encoder, pictures, kept=False)
         if self.known().many:
             piles = in_parts(chain.from_iterable(piles), BATCH)
         found = chain.from_iterable(self._answers(pile, unknown_rate, top) for pile in piles)
@@ -184,13 +183,13 @@ class Opened:
 
     def features(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Features (n, d) of pictures by the store's backbone, for `concm.ConCM` or whatever else works on features."""
-        items = [whole(item) for item in encoded(self._encoder, listed(pictures), kept=False, title="photos")]
+        items = [whole(item) for item in encoded(self.encoder, listed(pictures), kept=False, title="photos")]
         return np.array([item.features.numpy() for item in items], np.float32)
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> NDArray[np.float32]:
         """Probabilities (n, classes) in the order of `classes_`."""
         self.known()
-        items = [whole(item) for item in encoded(self._encoder, listed(pictures), kept=False, title="predicting")]
+        items = [whole(item) for item in encoded(self.encoder, listed(pictures), kept=False, title="predicting")]
         known = self.known()
         if not items:
             return np.zeros((0, len(known.engine.names)), np.float32)
@@ -214,14 +213,10 @@ class Opened:
         self.known()
         lesson = self._remembered(by_class(photos, taught=False, nested=nested), broken, on)
         known = self.known()
-        names, base = known.engine.names, known.engine.memory.base
-        lesson = lesson.spelled(names)
-        scores, taught = known.scores(lesson.features), self.store.taught(lesson.digests)
-        rated = known.confidence, unknown_rate, known.version
-        result = measure(scores, lesson.truth, names, base, *rated, photos=lesson.names, taught=taught)
+        lesson = lesson.spelled(known.engine.names)
+        result, said = evaluated(known, lesson, unknown_rate, self.store.taught(lesson.digests))
         source = "photos in memory" if isinstance(photos, Mapping) else printable(photos)
-        self.remarks = beside(photos) + lesson.remarks
-        self.remarks += remarks(result, names, lesson.photos, known.confidence.enough)
+        self.remarks = beside(photos) + lesson.remarks + said
         try:
             self.store.keep_evaluation(known.version, source, to_json(result), self._waiting, self._wait)
         except ConcmError as error:  # the result is returned even if it cannot be stored
@@ -248,7 +243,7 @@ class Opened:
         known, written = self.known(), list[Path]()
         what = known.engine, known.confidence, known.version
         if onnx is not None:
-            export.write_onnx(Path(onnx), self._encoder, *what)
+            export.write_onnx(Path(onnx), self.encoder, *what)
             written.append(Path(onnx))
         beside = Path(structure) if structure is not None else written[0].with_suffix(".structure.safetensors")
         export.write_structure(beside, Made.of(self.store).encoder, *what)
@@ -273,7 +268,7 @@ class Opened:
         """Photos that are encoded only once, by workers if there are any; interrupted, the same call does the rest."""
         with joined(on) as cluster:
             elsewhere = None if cluster is None else Elsewhere(cluster, cluster.device(self._asked))
-            return Lesson.of(self._encoder, groups, broken=broken, remember=True, elsewhere=elsewhere)
+            return Lesson.of(self.encoder, groups, broken=broken, remember=True, elsewhere=elsewhere)
 
     # Internals
 
@@ -286,7 +281,7 @@ class Opened:
         return store
 
     @cached_property
-    def _encoder(self) -> Encoder:
+    def encoder(self) -> Encoder:
         """The frozen backbone, checked to be the one that the store's features come from."""
         made = None if self._store is None else Made.of(self._store)
         return Sight(self.path, self._backbone, self._blocks, self._looks, self._size).encoder(made, self.device)

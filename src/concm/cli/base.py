@@ -108,8 +108,7 @@ def _objectives(choice: Choice) -> Objectives:
     from concm.training.loop import Objectives
 
     objective, settings = choice.entry.objective, choice.settings
-    if objective is None:
-        raise Misuse(f"{choice.entry.name} has no base session of its own: train without --method and use its bank")
+    assert objective is not None  # else there is no schedule
     recorded = {"method": choice.entry.name, "settings": choice.recorded}
     return Objectives(lambda stage: objective(stage, settings), recorded)
 

@@ -174,7 +174,7 @@ class Feed:
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, order: Tensor) -> Feed:
-        """At its beginning."""
+        """A feed at the start of an epoch."""
         return cls(features, labels, order, torch.zeros(1, dtype=torch.long, device=order.device))
 
     def begin(self, order: Tensor) -> None:

@@ -29,11 +29,10 @@ COMMON = 0.35
 class Metric(Growing):
     """Features (…, d) → unit vectors (…, d) that are compared by cosine.
 
-    A feature is one reading, or several side by side: each has a `matrix` of its own, and counts by its weight. One of
-    (w + 1, w) is multiplied with, and its last row, which takes away what is common, is added; one of (w, w) leaves it
-    in. Where few images were
-    seen it is a lower one, (k + 1, w): its last row is what is common, and the others are the directions in which
-    differences count less, longer where they count still less.
+    A feature is one reading, or several side by side; each has a `matrix` of its own, and counts by its weight. With
+    (w + 1, w) features are multiplied, and the last row, which takes away what is common, is added; (w, w) leaves that
+    in. Where few images were seen the matrix is a lower one, (k + 1, w): its last row is what is common, and the others
+    are the directions in which differences count less, longer where they count still less.
     """
 
     weights: Tensor

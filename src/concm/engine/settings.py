@@ -16,21 +16,31 @@ from concm.records import Checked, setting
 class Settings(Checked):
     """Settings of ConCM, chosen by validation on base classes (docs/engine.md).
 
-    Every field has its help and its bounds; `full()` is a form for a GPU. The paper's own form is the method
-    `concm:published` of the bench.
+    Every field carries its help and its bounds, which `dataclasses.fields` lists; these are the ones to try first.
+    `full()` is a form for a GPU. The paper's own form is the method `concm:published` of the bench.
 
     Parameters
     ----------
     whitening
-        Shrinkage of the metric, and so on: `dataclasses.fields` lists every field with its help and bounds.
+        Shrinkage of the metric, in mean variances; none compares plain features.
+    calibrate
+        How the name of a class completes its prototype: by kinship (`names`), by the paper's `network`, or not (`none`).
+    prototypes
+        Share of the prototypes in the score; the rest is the structure's.
+    heads
+        Projectors, whose scores are averaged.
+    lean
+        Which accuracy to favour: over all classes (`base`), the harmonic mean (`novel`), or both (`even`).
 
     Examples
     --------
-    >>> import concm
+    >>> import concm, dataclasses
     >>> concm.Settings(alpha=0.5).alpha
     0.5
     >>> concm.Settings.full().hidden
     2048
+    >>> next(field.metadata["help"] for field in dataclasses.fields(concm.Settings) if field.name == "pull")[:48]
+    'How far few-shot prototypes are drawn to the bas'
     """
 
     PRESETS: ClassVar = ("full",)
@@ -58,8 +68,8 @@ class Settings(Checked):
     )
     reach: float = setting(
         3.0,
-        "Coordinates of a picture that are more than so many mean ones count less beside prototypes; 0 counts all alike"
-        " (paper).",
+        "Coordinates of a picture above this many times the mean are damped before prototypes are compared; 0 turns"
+        " it off (paper).",
         least=0,
         most=1000,
     )

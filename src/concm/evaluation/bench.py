@@ -62,13 +62,13 @@ class Task:
     knowledge: Knowledge | None = None
 
     def heading(self, bank: Bank, machine: Machine) -> Heading:
-        """All that decides it."""
+        """Everything that determines this run."""
         shots = published(bank, self.splits) if self.splits else None
         heading = Heading.of(self.choice(), bank, draw=self.draw, seed=self.seed, machine=machine, shots=shots)
         return heading if self.knowledge is None else replace(heading, knowledge=self.knowledge.recorded)
 
     def choice(self) -> Choice:
-        """Its method."""
+        """The method of this run, with its settings."""
         file, _, rest = self.method.partition(":")
         if self.own is None or (Path(file).is_file() and Path(file).read_text(encoding="utf-8") == self.own):
             return choose(self.method)

@@ -26,7 +26,7 @@ class Given:
 
     @classmethod
     def of(cls, bank: Bank) -> Given:
-        """Of a bank."""
+        """Count what a bank holds."""
         labels, held = bank.base.labels, bank.base.held
         return cls(
             base=_most(labels if held is None else labels[~held]),

@@ -39,7 +39,7 @@ class Cut:
 
     @classmethod
     def of(cls, scenario: Scenario) -> Cut:
-        """Of a scenario."""
+        """The cut of a scenario."""
         return cls(scenario.base, scenario.way, scenario.shot, scenario.sessions)
 
 

@@ -41,15 +41,15 @@ class Balls:
         return (self.centres[label] + 0.05 * torch.randn(count, DIMENSION, generator=self.random)).relu() + 0.01
 
     def features(self, images: Tensor) -> Tensor:
-        """The same."""
+        """The images themselves."""
         return images
 
     def views(self, features: Tensor) -> Tensor:
-        """Two a feature."""
+        """Two views per feature."""
         return features[:, None] + 0.01 * torch.rand(len(features), 2, DIMENSION, generator=self.random)
 
     def pictures(self, images: Tensor) -> Tensor | None:
-        """There are none."""
+        """None: there are no pictures in this world."""
         return None
 
     def beside(self) -> dict[str, Any]:
@@ -75,16 +75,16 @@ class Flags:
         return flags(self.colours[label], count, self.random)
 
     def features(self, images: Tensor) -> Tensor:
-        """As the network sees them."""
+        """The features that the network gives."""
         return self.encoder(images).clone()
 
     def views(self, features: Tensor) -> Tensor:
-        """Two a feature, close to it."""
+        """Two views per feature, close to it."""
         spread = 0.02 * features.std()
         return features[:, None] + spread * torch.rand(len(features), 2, features.shape[1], generator=self.random)
 
     def pictures(self, images: Tensor) -> Tensor | None:
-        """They are all that there is of an image."""
+        """The images themselves, which are pictures here."""
         return images
 
     def beside(self) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from concm.classifier import database
+from concm.classifier.answers import Prediction
 from concm.classifier.classifier import Classifier
 from concm.classifier.confidence import TOO_FEW
 from concm.classifier.evaluation import Evaluation
 from concm.classifier.made import Made
-from concm.classifier.prediction import Prediction
 from concm.classifier.proof import DATABASE
 from concm.classifier.rehearsal import SURE
 from concm.errors import loading

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from concm.errors import Misuse
 from concm.server.desk import Desk
 
-UNKNOWN_RATE = 0.05
 MOST_NEAR = 20
 LARGEST = 2**63 - 1
 """The largest number that a database has."""

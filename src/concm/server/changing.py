@@ -10,11 +10,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from concm.classifier.prediction import check_rate
+from concm.classifier.answers import UNKNOWN_RATE, check_rate
 from concm.data.images import BrokenPicture
 from concm.errors import Misuse
 from concm.server import uploads
-from concm.server.asked import UNKNOWN_RATE, are_numbers, body, desk, field, near, numbers, query
+from concm.server.asked import are_numbers, body, desk, field, near, numbers, query
 from concm.server.desk import is_question
 from concm.server.jobs import Job
 from concm.server.predictor import Seen

@@ -15,15 +15,16 @@ import torch
 
 from concm import progress
 from concm.classifier.album import Album, grouped, in_metric
+from concm.classifier.answers import Prediction, check_rate
 from concm.classifier.check import check
 from concm.classifier.classifier import Classifier
 from concm.classifier.duplicates import Duplicates, check_duplicates
-from concm.classifier.evaluation import evaluate, remarks
+from concm.classifier.evaluation import evaluated
 from concm.classifier.folders import Similar
+from concm.classifier.known import Known
 from concm.classifier.lesson import Lesson
 from concm.classifier.opened import WAIT
-from concm.classifier.photos import checked_name, spelling
-from concm.classifier.prediction import Known, Prediction, check_rate
+from concm.classifier.photos import checked_name
 from concm.classifier.store import Store
 from concm.classifier.stream import Encoded
 from concm.errors import ConcmError, Misuse
@@ -51,7 +52,7 @@ class Desk:
         self.classifier = opened()
         _ = self.classifier.store  # refuses a store that is not there
         self._reader = Store.open(store)  # albums take long to read: answers do not wait for the same handle
-        self.predictor = Predictor(self.classifier._encoder)
+        self.predictor = Predictor(self.classifier.encoder)
         self.inbox = Inbox(Path(store), self.taught)
         self.jobs = Jobs(opened)
         self.exports = Path(tempfile.mkdtemp(prefix="concm-export-"))
@@ -182,7 +183,7 @@ class Desk:
         if not groups or not all(groups.values()):
             raise Misuse("name a class and its photos")
         lesson = Lesson(groups, [])
-        return self.change(f"learn {lesson}", lambda classifier: classifier._taught(lesson, duplicates, similar))
+        return self.change(f"learn {lesson}", lambda classifier: classifier.teach(lesson, duplicates, similar))
 
     def change(self, title: str, change: Callable[[Classifier], object]) -> Job:
         """A change, as a job; `change` is given the classifier that learns."""
@@ -210,15 +211,14 @@ class Desk:
     def evaluate(self, groups: Mapping[str, Sequence[Seen]], unknown_rate: float) -> dict[str, Any]:
         """Measure the classifier on labelled photos."""
         check_rate(unknown_rate)
-        known = self.known()
-        names, kept = known.engine.names, spelling(known.engine.names)
-        truth = [kept(name) for name, own in groups.items() for _ in own]
-        features = torch.stack([seen.features for own in groups.values() for seen in own])
-        base, photos = known.engine.memory.base, [seen.photo for own in groups.values() for seen in own]
-        rated, have = (known.confidence, unknown_rate, known.version), self.taught()
-        called, taught = [photo.name for photo in photos], sum(photo.digest in have for photo in photos)
-        result = evaluate(known.scores(features), truth, names, base, *rated, photos=called, taught=taught)
-        return {**to_json(result), "remarks": remarks(result, names, truth, known.confidence.enough)}
+        known, have = self.known(), self.taught()
+        photos = {
+            name: [Encoded(seen.photo.name, seen.photo.digest, b"", seen.features) for seen in own]
+            for name, own in groups.items()
+        }
+        lesson = Lesson(photos, []).spelled(known.engine.names)
+        result, said = evaluated(known, lesson, unknown_rate, sum(digest in have for digest in lesson.digests))
+        return {**to_json(result), "remarks": said}
 
     def export(self, what: str) -> Job:
         """Write a file that can be fetched when the job is done."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from concm import __version__
+from concm.classifier.answers import UNKNOWN_RATE
 
 TEXT, NUMBER, WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"}
 NUMBERS = {"type": "array", "items": WHOLE}
 PHOTOS = {"type": "array", "items": {"type": "string", "format": "binary"}}
 DUPLICATES = {"type": "string", "enum": ["refuse", "skip"], "default": "refuse"}
 SIMILAR = {"type": "string", "enum": ["refuse", "keep"], "default": "refuse"}
-RATE = {"unknown_rate": {**NUMBER, "default": 0.05, "minimum": 0, "exclusiveMaximum": 1}}
+RATE = {"unknown_rate": {**NUMBER, "default": UNKNOWN_RATE, "minimum": 0, "exclusiveMaximum": 1}}
 
 NEAREST = {
     "nearest": {

@@ -10,8 +10,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
+from concm.classifier.answers import UNKNOWN_RATE
 from concm.server import openapi
-from concm.server.asked import UNKNOWN_RATE, desk, near, number, query
+from concm.server.asked import desk, near, number, query
 from concm.server.desk import EXPORTS
 
 

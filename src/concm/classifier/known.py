@@ -11,13 +11,7 @@ import torch
 from torch import Tensor
 
 from concm.backbones.cores import one_thread
-from concm.classifier.answers import Prediction as Prediction
-from concm.classifier.answers import Predictions as Predictions
-from concm.classifier.answers import check_rate as check_rate
-from concm.classifier.answers import listed as listed
-from concm.classifier.answers import many as many
-from concm.classifier.answers import share_below as share_below
-from concm.classifier.answers import whole as whole
+from concm.classifier.answers import Prediction, share_below
 from concm.classifier.confidence import Confidence
 from concm.classifier.photos import UNKNOWN
 from concm.classifier.shortlist import Shortlist

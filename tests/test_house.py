@@ -94,8 +94,9 @@ LONG = {
 PUBLIC = {
     "Bank": "from_arrays load bundled digest base_session parts backbone dimension layout passes vary save",
     "BenchTable": "rows to_markdown to_latex to_csv to_json plot",
-    "Classifier": "close store classes classes_ history version fit learn forget photos remove move rename merge undo "
-    "predict stream predict_proba evaluate verify backup export learn_name teach known calibrate check features encoder",
+    "Classifier": "close store classes classes_ history version fit learn forget photos remove move rename merge "
+    "undo predict stream predict_proba evaluate verify backup export learn_name teach known calibrate check features "
+    "encoder",
     "ConCM": "fit learn partial_fit decision_function predict_proba predict score get_params set_params",
     "ConcmError": "code",
     "Misuse": "code",

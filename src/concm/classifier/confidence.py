@@ -3,7 +3,7 @@
 A photo is familiar if its best score is high, and if it stands out from the next ones: a near stranger looks a little
 like several classes. Both are measured beside what is usual for the class that it is taken for, and in units of what is
 usual for known photos, by a trial of what is known: base photos that were held out, and novel photos left out of their
-own prototypes (docs/photos.md).
+own prototypes (docs/photos-choices.md).
 """
 
 from __future__ import annotations

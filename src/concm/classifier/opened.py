@@ -38,6 +38,7 @@ from concm.errors import ConcmError, Misuse, loading
 from concm.progress import track
 from concm.records import from_json, to_json
 
+OUT = "step back with undo; if another version of concm made the store, fit it again"
 WAIT = 60.0
 """Seconds to wait for another process that is changing the store."""
 Given = str | os.PathLike[str] | Mapping[str, Any]
@@ -294,7 +295,7 @@ class Opened:
             if self.store.version == version:
                 break
         file = state_file(self.path, version)
-        with threads(len(names)), loading(file, "state of a classifier", "step back with undo"):
+        with threads(len(names)), loading(file, "state of a classifier", OUT):
             engine = Engine(from_json(Settings, state["settings"]), seed=Made.of(self.store).seed, device=self.device)
             return Known.of(version, engine, tensors, names)
 

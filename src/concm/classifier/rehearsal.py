@@ -24,7 +24,7 @@ from concm.progress import track
 TRUSTS = (0.5, 0.0, 1.0)
 """Factors of the trust in names that are tried, the one that is taken in doubt first."""
 SHRINKAGE = 2.0
-"""Of the metric on photos; taken after a look at test photos, which docs/photos.md tells of."""
+"""Of the metric on photos; taken after a look at test photos (docs/photos-choices.md)."""
 SHOTS = (1, 5)
 SURE = 1.0
 """By how many points another trust must be better than the first in every part of the rehearsal."""
@@ -42,7 +42,7 @@ class Plan:
 
 def rehearse(base: BaseSession, lean: Lean, *, unseen: bool, seed: int = 0, device: str = "cpu") -> Plan:
     """The settings for a store; `unseen` says that the backbone was not trained on these photos."""
-    # The structure adds nothing on photos and takes time, and less shrinkage suits them (docs/photos.md). Without it
+    # The structure adds nothing on photos and takes time, and less shrinkage suits them (docs/photos-choices.md). Without it
     # projectors count for nothing: every version of a store has one of them, and not more.
     ours = Settings(lean=lean, heads=1, prototypes=1.0, whitening=SHRINKAGE)
     if not unseen:

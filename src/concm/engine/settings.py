@@ -24,7 +24,7 @@ class Settings(Checked):
     whitening
         Shrinkage of the metric, in mean variances; none compares plain features.
     calibrate
-        How the name of a class completes its prototype: by kinship (`names`), by the paper's `network`, or not (`none`).
+        How a class's name completes its prototype: by kinship (`names`), by the paper's `network`, or not (`none`).
     prototypes
         Share of the prototypes in the score; the rest is the structure's.
     heads

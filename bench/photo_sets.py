@@ -6,8 +6,8 @@
 GroceryStoreDataset's folder holds classes.csv and the lists train.txt, test.txt and val.txt: 41 base classes, then four
 sessions of ten, in a random order. CUB holds train/ and test/ with one folder per class: of its first 100 classes, in
 their own order, 60 are base classes, then four sessions of ten. A base class has 20 photos. What is in the
-file already is not run again; `--markdown` prints its tables; docs/photos.md shows most of them. It needs the extra `bench`,
-for scikit-learn.
+file already is not run again; `--markdown` prints its tables, most of which docs/photos.md shows. It needs the
+extra `bench`, for scikit-learn.
 """
 
 from __future__ import annotations

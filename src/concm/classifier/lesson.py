@@ -90,7 +90,7 @@ class Lesson:
     def session(self, index: int, first: int) -> Session:
         """A session for the engine, with classes numbered from `first` on.
 
-        All readings share one metric: on base photos it told classes apart better than one for each (docs/photos-choices.md).
+        All readings share one metric, which told base photos apart better than one for each (docs/photos-choices.md).
         """
         labels = torch.tensor([first + at for at, items in enumerate(self.photos.values()) for _ in items])
         classes = range(first, first + len(self.photos))

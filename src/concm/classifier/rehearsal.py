@@ -42,8 +42,8 @@ class Plan:
 
 def rehearse(base: BaseSession, lean: Lean, *, unseen: bool, seed: int = 0, device: str = "cpu") -> Plan:
     """The settings for a store; `unseen` says that the backbone was not trained on these photos."""
-    # The structure adds nothing on photos and takes time, and less shrinkage suits them (docs/photos-choices.md). Without it
-    # projectors count for nothing: every version of a store has one of them, and not more.
+    # The structure adds nothing on photos and takes time, and less shrinkage suits them (docs/photos-choices.md).
+    # Without it projectors count for nothing: every version of a store has one of them, and not more.
     ours = Settings(lean=lean, heads=1, prototypes=1.0, whitening=SHRINKAGE)
     if not unseen:
         return Plan(ours)

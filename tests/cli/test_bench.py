@@ -190,6 +190,16 @@ def test_the_methods_are_listed(capsys):
     assert "class names" in next(line for line in lines if line.startswith("concm"))
 
 
+def test_a_method_is_shown_with_its_settings_as_it_would_run(capsys):
+    assert call("methods", "orco:short,lr=0.02") == 0
+    said = capsys.readouterr().out
+    assert "presets: orco:mini_imagenet, orco:cub200, orco:short" in said
+    shown = {line.split()[0]: line.split()[1] for line in said.splitlines() if line.startswith(("hidden ", "lr "))}
+    assert shown == {"hidden": "512", "lr": "0.02"}
+    assert call("methods", "orko") == 2
+    assert "did you mean orco?" in capsys.readouterr().err
+
+
 def test_the_commands_have_help(capsys):
     for command in ("bench", "methods"):
         assert call(command, "--help") == 0

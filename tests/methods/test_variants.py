@@ -17,9 +17,9 @@ from concm.engine.settings import Settings
 from concm.errors import Misuse
 from concm.methods import Choice, choice_of, choose, entries
 from concm.methods import registry as registry_module
+from concm.methods.choice import known
 from concm.methods.concm_released import ReleasedSettings
 from concm.methods.ncm import NCM
-from concm.methods.registry import known
 from concm.methods.variants import vary
 
 
@@ -283,7 +283,7 @@ def test_a_method_may_be_registered_after_others_were_used():
 
 OWN = """
 from concm.methods.ncm import NCM
-from concm.methods.registry import known
+from concm.methods.choice import known
 
 class Own(NCM):
     pass

@@ -11,8 +11,8 @@ from PIL import Image
 from concm.evaluation.given import Given
 from concm.evaluation.results import ClassMeans, Curve, Cut
 from concm.evaluation.statistics import Official, Printed, Row, Table
+from concm.methods.choice import known
 from concm.methods.closer import SpreadAndCloseness
-from concm.methods.registry import known
 from concm.records import to_json
 from concm.report import leaderboard
 from concm.report import leaderboard_papers as papers

@@ -197,9 +197,18 @@ def conformance(method: str, /) -> None:
     text.say(f"{choice.label} keeps the contract")
 
 
-def methods() -> None:
-    """List the methods."""
-    from concm.methods import entries
+def methods(name: str | None = None, /) -> None:
+    """List the methods, or say what one of them is and which settings it has.
+
+    Parameters
+    ----------
+    name
+        A method, with settings if you like: what differs from its defaults is shown as it would run.
+    """
+    from concm.methods import choose, entries
     from concm.report import tables as text
 
-    text.show_methods(list(entries().values()))
+    if name is None:
+        text.show_methods(list(entries().values()))
+    else:
+        text.show_method(choose(name))

@@ -5,21 +5,9 @@ its state and counts its memory. No method sees test data.
 """
 
 from concm.methods.base import Learner, Method, teach
+from concm.methods.choice import Choice, choice_of, choose
 from concm.methods.entry import Entry
-from concm.methods.registry import (
-    EQUAL,
-    EXEMPLARS,
-    NAMES,
-    PICTURES,
-    POOL,
-    TOTAL,
-    VIEWS,
-    Choice,
-    choice_of,
-    choose,
-    entries,
-    method,
-)
+from concm.methods.registry import EQUAL, EXEMPLARS, NAMES, PICTURES, POOL, TOTAL, VIEWS, entries, method
 
 __all__ = [
     "EQUAL",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concm.evaluation.paired import Difference
 from concm.evaluation.statistics import Row, Table
 from concm.methods import EXEMPLARS
-from concm.methods.registry import known
+from concm.methods.choice import known
 
 MEASURED = ("AHM", "FA", "last base / novel", "above the curve")
 COSTS = ("base", "PD", "s", "MB", "parameters", "exemplars", "base images", "passes", "runs", "device")

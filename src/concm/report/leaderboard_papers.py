@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concm.evaluation import published
 from concm.evaluation.statistics import Row, Table
-from concm.methods.registry import known
+from concm.methods.choice import known
 from concm.report.cells import line, link, mark, ruled, signed
 from concm.report.remarks import remarks
 from concm.report.reproduction import NEAR, Verdict, printed

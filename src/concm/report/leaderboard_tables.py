@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concm.evaluation.statistics import Row, Table, mean_over, ranks, shared_draws
-from concm.methods.registry import known
+from concm.methods.choice import known
 from concm.report.cells import MEASURED, cells, heads_of_official, line, mark, official, ruled
 from concm.report.leaderboard_papers import OURS, PLAIN, ahm
 from concm.report.provenance import backbone, ran, schedule, varied

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from concm.evaluation.statistics import Table
-from concm.methods.registry import known
+from concm.methods.choice import known
 from concm.records import to_json
 from concm.training.recipe import Recipe
 

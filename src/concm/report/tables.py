@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from concm.evaluation.controls import METRICS
 from concm.evaluation.paired import deviation
 from concm.evaluation.results import Figures
 from concm.features.bank import Bank, Part
-from concm.methods import Entry
+from concm.methods import Choice, Entry
 from concm.semantics.semantics import Meaning
 
 out = Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
@@ -93,6 +94,21 @@ def show_methods(methods: list[Entry]) -> None:
     for entry in methods:
         table.add_row(entry.name, entry.paper, entry.group, ", ".join(entry.needs) or "nothing more", entry.title)
     print_whole(table)
+
+
+def show_method(choice: Choice) -> None:
+    """What a method is, and its settings as it would run."""
+    entry = choice.entry
+    say(f"{entry.name}: {entry.title} ({', '.join(word for word in (entry.paper, entry.link) if word)})")
+    say(f"  group: {entry.group}; needs: {', '.join(choice.needs) or 'nothing more'}")
+    if entry.departures:
+        say(f"  here: {entry.departures}")
+    if presets := getattr(choice.settings, "PRESETS", ()):
+        say(f"  presets: {', '.join(f'{entry.name}:{preset}' for preset in presets)}")
+    known = [] if choice.settings is None else fields(choice.settings)
+    rows = [(item.name, str(choice.recorded[item.name]), item.metadata.get("help", "")) for item in known]
+    if rows:
+        show_columns(("setting", "value", "what it does"), rows)
 
 
 def show_meanings(meanings: list[Meaning]) -> None:

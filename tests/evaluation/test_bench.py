@@ -136,7 +136,7 @@ def test_a_run_that_is_killed_is_told_in_a_sentence(file, tmp_path, monkeypatch)
         return wait(*words, **options)
 
     monkeypatch.setattr(workers, "wait", kill_one_and_wait)
-    with pytest.raises(ConcmError, match="a run was killed, perhaps for want of memory; try again with `jobs=1`"):
+    with pytest.raises(ConcmError, match="a run was killed, probably because memory ran out; try again with `jobs=1`"):
         done(file, tmp_path, jobs=2)
     wait_for_no_children()
 

@@ -68,8 +68,8 @@ class CFSCILSettings(Checked):
     lr: float = setting(
         0.2,
         "Rate in the episodes, divided by ten after 3/7 of them and again after 6/7 (chosen: twenty times that of the "
-        "authors' code, whose episodes are twenty times as many; 1,400 or 7,000 episodes with the same product of both "
-        "led to the same loss, also of base images held out).",
+        "authors' code, which has twenty times as many; 1,400 to 7,000 episodes with the same product of both led to "
+        "the same loss, also of base images held out, and the authors' rate alone hardly trains in so few).",
         above=0,
     )
     bipolar_steps: int = setting(10, "Steps of realignment in mode 2 (authors' code).", least=0)

@@ -68,7 +68,7 @@ class CFSCILSettings(Checked):
     lr: float = setting(
         0.2,
         "Rate in the episodes, divided by ten after 3/7 of them and again after 6/7 (chosen: twenty times that of the "
-        "authors' code, which has twenty times as many; 1,400 to 7,000 episodes with the same product of both led to "
+        "authors' code, which has twenty times as many; 1,400 to 20,000 episodes with the same product of both led to "
         "the same loss, also of base images held out, and the authors' rate alone hardly trains in so few).",
         above=0,
     )

@@ -13,7 +13,16 @@ from concm.errors import Misuse
 from concm.evaluation.worlds import BASE, World
 from concm.features.sessions import BaseSession, Session
 from concm.methods import choose
-from concm.methods.c_fscil import CFSCIL, CFSCILSettings, log_loss, nudged, nudging_loss, similarity, softabs
+from concm.methods.c_fscil import (
+    CFSCIL,
+    CFSCILSettings,
+    log_loss,
+    nudged,
+    nudging_loss,
+    similarity,
+    softabs,
+    with_empty_rows,
+)
 from concm.methods.cec import CEC, Attention, CECSettings, draw_each, pseudo_incremental
 from concm.methods.limit import LIMIT, LIMITSettings
 from concm.methods.meta_nc import MetaNC, MetaNCSettings, collapse_loss
@@ -163,24 +172,68 @@ def test_softabs_is_even_and_small_only_near_zero():
     assert float(values[-1]) == pytest.approx(1, abs=0.01)
 
 
+def sigmoid(value):
+    return 1 / (1 + math.exp(-value))
+
+
 @pytest.mark.parametrize(("images", "classes"), [(1, 2), (4, 3), (7, 60)])
-def test_losses_are_those_written_out(images, classes):
+def test_losses_are_those_written_out_over_classes_and_rows_that_are_empty(images, classes):
     cosines = 2 * torch.rand(images, classes, generator=seeded(), dtype=torch.double) - 1
     labels = torch.randint(classes, (images,), generator=seeded())
     logs, collapses = [], []
     for row, label in zip(cosines.tolist(), labels.tolist(), strict=True):
-        attention = [1 / (1 + math.exp(-10 * (c - 0.5))) + 1 / (1 + math.exp(-10 * (-c - 0.5))) for c in row]
+        row += [0.0] * (100 - classes)
+        attention = [sigmoid(10 * (c - 0.5)) + sigmoid(10 * (-c - 0.5)) for c in row]
         shares = [weight / sum(attention) for weight in attention]
-        logs.append(-sum(math.log(s if at == label else 1 - s) for at, s in enumerate(shares)))
-        against = 0.0
-        for at, cosine in enumerate(row):
-            if at != label:
-                far = cosine + 1 / 99
-                softly = 1 / (1 + math.exp(-10 * (far - 0.5))) + 1 / (1 + math.exp(-10 * (-far - 0.5)))
-                against += math.exp(10 * softly)
+        logs += [-math.log(s if at == label else 1 - s) for at, s in enumerate(shares)]
+        far = [cosine + 1 / 99 for at, cosine in enumerate(row) if at != label]
+        against = sum(math.exp(10 * (sigmoid(10 * (f - 0.5)) + sigmoid(10 * (-f - 0.5)))) for f in far)
         collapses.append(-10 * row[label] + math.log(math.exp(10 * row[label]) + against))
-    assert float(log_loss(softabs(cosines, 10), labels)) == pytest.approx(sum(logs) / images)
+    attention = softabs(with_empty_rows(cosines, 100), 10)
+    assert float(log_loss(attention, labels)) == pytest.approx(sum(logs) / (100 * images))
     assert float(collapse_loss(cosines, labels, 100, 10, 10)) == pytest.approx(sum(collapses) / images)
+
+
+def test_a_memory_has_room_for_more_classes_than_it_has_rows():
+    assert with_empty_rows(torch.ones(2, 5), 3).shape == (2, 5)
+
+
+@pytest.mark.parametrize("name", ["c_fscil", "meta_nc"])
+def test_an_episode_compares_queries_with_summed_shots_and_no_gradient_flows_through_the_prototypes(name):
+    base = tiny([4] * 3)
+    method = choose(f"{name}:steps=0,shot=3,queries=1").build(seed=0, device="cpu")
+    method.fit_base(base)
+    torch.nn.init.normal_(method.layer.bias, generator=seeded(1))
+    generator = method.generator.get_state()
+    found = torch.autograd.grad(method.episode(base), method.layer.weight)[0]
+    method.generator.set_state(generator)
+    images = base.features[draw_each(base.labels, 4, method.generator)]
+    prototypes = torch.stack([sum(method.embed(image) for image in own[:3]) for own in images]).detach()
+    queries = torch.stack([method.embed(own[3]) for own in images])
+    if name == "c_fscil":
+        prototypes, queries = prototypes.tanh(), queries.tanh()
+    cosines = torch.stack([F.cosine_similarity(query[None], prototypes) for query in queries])
+    wanted = torch.autograd.grad(method.episode_loss(cosines, torch.arange(3)), method.layer.weight)[0]
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("name", ["c_fscil", "meta_nc"])
+def test_features_enter_the_layer_at_the_length_that_is_set_whatever_the_banks(name):
+    base = tiny([4] * 3)
+    short, long = (choose(f"{name}:steps=3").build(seed=0, device="cpu") for _ in range(2))
+    short.fit_base(base)
+    long.fit_base(replace(base, features=50 * base.features, mean=50 * base.mean, std=50 * base.std))
+    assert float((short.scale * base.features).square().mean()) == pytest.approx(1, rel=1e-5)
+    torch.testing.assert_close(long.scores(50 * base.features), short.scores(base.features))
+
+
+def test_c_fscil_takes_a_picture_for_what_it_is_least_orthogonal_to_and_meta_nc_for_what_it_is_most_like():
+    base = tiny([3, 3])
+    for name, least in (("c_fscil:mode=1,steps=0", 0.0), ("meta_nc:steps=0", -1.0)):
+        method = choose(name).build(seed=0, device="cpu")
+        method.fit_base(base)
+        opposite = method.scores(-base.mean).diag()
+        torch.testing.assert_close(opposite, torch.full((2,), 1.0 if least == 0 else least))
 
 
 def test_neural_collapse_to_the_simplex_of_all_classes_is_where_other_classes_stop_moving():
@@ -199,13 +252,37 @@ def test_nudging_parts_classes_that_are_alike_and_leaves_orthogonal_ones_where_t
     torch.testing.assert_close(nudged(torch.eye(8), 100, 0.1), torch.eye(8))
 
 
+def test_realignment_decays_weights_and_goes_on_with_the_momentum_of_earlier_sessions():
+    world = World.of()
+    base, first, _ = world.sessions
+    method = CFSCIL(CFSCILSettings(steps=0, bipolar_steps=3))
+    method.fit_base(base)
+    weight = method.layer.weight.detach().clone().requires_grad_()
+    bias = method.layer.bias.detach().clone().requires_grad_()
+    momenta = [method.momenta[:, :-1].clone(), method.momenta[:, -1].clone()]
+    assert all(bool(momentum.any()) for momentum in momenta)
+    method.learn(first)
+    features = method.scale * method.means
+    targets = F.linear(features, weight, bias).detach().sign()
+    for _ in range(3):
+        loss = -F.cosine_similarity(F.linear(features, weight, bias).tanh(), targets).mean()
+        slopes = torch.autograd.grad(loss, [weight, bias])
+        with torch.no_grad():
+            for part, slope, momentum in zip((weight, bias), slopes, momenta, strict=True):
+                slope = slope + 5e-4 * part
+                momentum.mul_(0.9).add_(slope)
+                part -= 0.01 * (slope + 0.9 * momentum)
+    torch.testing.assert_close(method.layer.weight, weight)
+    torch.testing.assert_close(method.layer.bias, bias)
+
+
 def test_mode_two_moves_the_layer_towards_bipolar_prototypes_and_mode_three_apart():
     base = World.of().sessions[0]
     still, bipolar, apart = (CFSCIL(CFSCILSettings(mode=mode, steps=20, align_lr=0.1)) for mode in (1, 2, 3))
     for method in (still, bipolar, apart):
         method.fit_base(base)
     with torch.no_grad():
-        original, signed, parted = (method.layer(base.mean) for method in (still, bipolar, apart))
+        original, signed, parted = (method.embed(base.mean) for method in (still, bipolar, apart))
     target = original.sign()
     assert F.cosine_similarity(signed.tanh(), target).mean() > F.cosine_similarity(original.tanh(), target).mean()
     assert similarity(parted, parted).triu(1).mean() < similarity(original, original).triu(1).mean()

@@ -26,9 +26,12 @@ class SGD:
     weight_decay: float = 0.0
     from_rest: bool = False
 
-    def update(self, weights: list[Tensor], loss: Callable[[], Tensor]) -> Update:
-        """A function that takes one step."""
-        momenta = [torch.zeros_like(weight) if self.from_rest else None for weight in weights]
+    def update(
+        self, weights: list[Tensor], loss: Callable[[], Tensor], momenta: list[Tensor | None] | None = None
+    ) -> Update:
+        """A function that takes one step; it goes on from the `momenta` of earlier ones, which it changes in place."""
+        if momenta is None:
+            momenta = [torch.zeros_like(weight) if self.from_rest else None for weight in weights]
 
         def step(rate: Any) -> None:
             gradients = list(torch.autograd.grad(loss(), weights))

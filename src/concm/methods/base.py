@@ -56,6 +56,12 @@ def steps_of(epochs: float, images: int, batch: int) -> int:
     return round(epochs * math.ceil(images / batch))
 
 
+def scale_to(size: float, base: BaseSession) -> float:
+    """The factor after which the root mean square of the numbers in a base feature is `size`."""
+    length = (base.mean.square() + base.std.square()).mean().sqrt()
+    return size / float(length.clamp_min(1e-12))
+
+
 class Learner(Stateful):
     """Base class of the methods; each of them writes `fit_base`, `learn` and `scores`.
 

@@ -4,7 +4,9 @@ As in C-FSCIL one layer maps features to a wide space and prototypes are what it
 ask for neural collapse instead of orthogonality: classes should have the cosine of a simplex of all classes to come,
 −1 / (K − 1), and whatever deviates from it to either side counts against the true class. Later sessions train nothing.
 
-Here: pre-training with fused classes is left to the backbone, and 1,500 episodes stand for 70 000.
+Here: pre-training with fused classes is left to the backbone, and the layer begins at random, where the authors' has
+been pre-trained. Episodes show images as they are stored, without crops and flips, and 3,500 of them at twenty times
+the rate stand for 70 000. A bank's features are unit vectors, and are made about as long again as the backbone's own.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from concm.errors import Misuse
 from concm.features.sessions import BaseSession, Session
-from concm.methods.c_fscil import Hyperdimensional, softabs
+from concm.methods.c_fscil import SIZE_HELP, Hyperdimensional, softabs, with_empty_rows
 from concm.methods.registry import TOTAL, method
 from concm.records import Checked, setting
 
@@ -26,15 +28,25 @@ from concm.records import Checked, setting
 class MetaNCSettings(Checked):
     """The settings of MetaNC; what the paper changes for other data concerns the backbone."""
 
+    size: float = setting(1.0, SIZE_HELP, above=0)
     width: int = setting(512, "Dimensions of the wide space (authors' code).", least=1)
     steepness: float = setting(
         10.0, "Steepness of the softabs of a deviation from the simplex (authors' code).", above=0
     )
     scale: float = setting(10.0, "Scale of the cosines in the loss (authors' code).", above=0)
     shot: int = setting(5, "Images of each base class behind a prototype of an episode (authors' code).", least=1)
-    queries: int = setting(2, "Images of each base class to be recognised in an episode (chosen: for speed).", least=1)
-    steps: int = setting(1500, "Number of episodes (chosen, as for C-FSCIL; authors' code: 70 000).", least=0)
-    lr: float = setting(0.01, "Rate in the episodes, which falls as in C-FSCIL (authors' code).", above=0)
+    queries: int = setting(
+        2,
+        "Images of each base class to be recognised in an episode (chosen: for speed; authors' code: 10, which the "
+        "loss averages over).",
+        least=1,
+    )
+    steps: int = setting(3500, "Number of episodes (chosen, as for C-FSCIL; authors' code: 70 000).", least=0)
+    lr: float = setting(
+        0.2,
+        "Rate in the episodes, which falls as in C-FSCIL (chosen, as there: twenty times that of the authors' code).",
+        above=0,
+    )
 
 
 @method(
@@ -71,7 +83,11 @@ class MetaNC(Hyperdimensional):
 
 
 def collapse_loss(cosines: Tensor, labels: Tensor, total: int, scale: float, steepness: float) -> Tensor:
-    """−s·cos_y + log(exp(s·cos_y) + Σ_j exp(s·φ(cos_j + 1 / (K − 1)))), with φ the softabs."""
+    """−s·cos_y + log(exp(s·cos_y) + Σ_j exp(s·φ(cos_j + 1 / (K − 1)))), with φ the softabs and j over all K classes.
+
+    The cosine of a class that has not come yet is zero, since its prototype is (authors' code).
+    """
+    cosines = with_empty_rows(cosines, total)
     deviations = softabs(cosines + 1 / max(1, total - 1), steepness)
     true = torch.zeros_like(cosines, dtype=torch.bool).scatter_(1, labels[:, None], value=True)
     return F.cross_entropy(scale * torch.where(true, cosines, deviations), labels)

@@ -23,7 +23,7 @@ from concm.engine import geometry
 from concm.engine.descent import SGD, descend, warmed_cosine
 from concm.errors import Misuse
 from concm.features.sessions import BaseSession, Session
-from concm.methods.base import Learner, steps_of
+from concm.methods.base import Learner, scale_to, steps_of
 from concm.methods.registry import TOTAL, method
 from concm.records import Checked, setting
 
@@ -148,8 +148,7 @@ class NCFSCIL(Learner):
         self.simplex = geometry.random_simplex(self.total, width, self.generator).float()
         settings = self.settings
         if settings.size is not None:
-            length = (base.mean.square() + base.std.square()).mean().sqrt()
-            self.scale = settings.size / float(length.clamp_min(1e-12))
+            self.scale = scale_to(settings.size, base)
         self.means = base.mean
         batch = min(settings.base_batch, len(base.features))
         steps = steps_of(settings.base_epochs, int(base.counts.sum()), batch)

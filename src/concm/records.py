@@ -74,6 +74,15 @@ def _plain(value: Any) -> Any:
     return [_plain(own) for own in value] if isinstance(value, list | tuple) else value
 
 
+def shortened(value: Any, digits: int) -> Any:
+    """Plain values with so many digits in each figure that is no whole number, for files of many figures."""
+    if isinstance(value, float):
+        return value if value.is_integer() else float(f"{value:.{digits}g}")
+    if isinstance(value, dict):
+        return {key: shortened(own, digits) for key, own in value.items()}
+    return [shortened(own, digits) for own in value] if isinstance(value, list) else value
+
+
 class WrongRecord(ValueError):
     """JSON that does not describe the record it should: the message names the field."""
 

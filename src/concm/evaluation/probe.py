@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from concm.files import write_whole
 from concm.methods import choose, teach
 from concm.methods.registry import granted
 from concm.metrics import confusion
-from concm.records import from_json, to_json
+from concm.records import from_json, shortened, to_json
 
 SHOWN = 40
 """Test images of a class in a picture."""
@@ -122,15 +121,7 @@ def flops(bank: Bank) -> int | None:
 
 def save(probes: list[Probe], path: Path) -> None:
     """Write them whole, with as many digits as can be seen."""
-    write_whole(path, (json.dumps(_short([to_json(entry) for entry in probes])) + "\n").encode())
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    if isinstance(value, dict):
-        return {name: _short(own) for name, own in value.items()}
-    return [_short(own) for own in value] if isinstance(value, list) else value
+    write_whole(path, (json.dumps(shortened([to_json(entry) for entry in probes], 4)) + "\n").encode())
 
 
 def load(path: Path) -> list[Probe]:

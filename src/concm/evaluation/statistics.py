@@ -18,7 +18,7 @@ from concm.evaluation.paired import Difference, by_draw, deviation, interval
 from concm.evaluation.results import ClassMeans, Curve, Cut, Result
 from concm.features.bank import Bank
 from concm.files import write_whole
-from concm.records import from_json, to_json
+from concm.records import from_json, shortened, to_json
 
 CONTROL = "ncm_metric"
 """The strong control, whose trade-off curve the others are measured against."""
@@ -264,8 +264,8 @@ class Table:
         return replace(self, rows=[*self.rows, *more]), [other for other in others if other not in same]
 
     def save(self, path: Path) -> None:
-        """Write it whole."""
-        write_whole(path, (json.dumps(to_json(self), separators=(",", ":")) + "\n").encode())
+        """Write it whole, with six digits in each figure."""
+        write_whole(path, (json.dumps(shortened(to_json(self), 6), separators=(",", ":")) + "\n").encode())
 
     @classmethod
     def load(cls, path: Path) -> Table:

@@ -36,6 +36,11 @@ def extra_needed(what: str, extra: str) -> Misuse:
     return Misuse(f"{what} needs the extra `{extra}` of concm (docs/installation.md says how to install it)")
 
 
+def no_gpu() -> Misuse:
+    """The sentence for a GPU that was asked for and is not there."""
+    return Misuse("`device=cuda`, but torch sees no GPU here; leave `device` out, or install torch for CUDA")
+
+
 def at_least(least: int, **values: float) -> None:
     """Refuse an argument whose value is too small."""
     for name, value in values.items():

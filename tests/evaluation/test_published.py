@@ -72,10 +72,6 @@ def test_all_tables_of_the_paper_are_there_in_its_order():
     assert [printed.label for printed in tables()] == LABELS
 
 
-def test_the_file_is_read_once():
-    assert tables() is tables()
-
-
 def test_an_unknown_table_is_refused_with_the_nearest_label():
     with pytest.raises(Misuse, match=r"no published table called 'Tab_CIFAR'; did you mean Tab_CIFAR100\?"):
         table("Tab_CIFAR")

@@ -34,7 +34,7 @@ from concm.cluster import joined
 from concm.data.images import Broken, BrokenPicture
 from concm.engine.concm import Engine
 from concm.engine.settings import Settings
-from concm.errors import ConcmError, Misuse, loading
+from concm.errors import ConcmError, Misuse, loading, no_gpu
 from concm.progress import track
 from concm.records import from_json, to_json
 
@@ -64,7 +64,7 @@ class Opened:
         self.path, self._asked = Path(path), device
         self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
         if device == "cuda" and self.device == "cpu":
-            raise Misuse("`device=cuda`, but torch sees no GPU here")
+            raise no_gpu()
         if not wait >= 0:
             raise Misuse(f"seconds to wait are a number from 0 on, not {wait}")
         if not 0 <= seed < 2**63:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from cyclopts import App, Parameter
 
-from concm.errors import ConcmError, Misuse, at_least
+from concm.errors import ConcmError, Misuse, at_least, no_gpu
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -153,7 +153,7 @@ class Machine:
 
         cuda = torch.cuda.is_available()
         if self.device == "cuda" and not cuda:
-            raise Misuse("--device cuda, but torch sees no GPU here; leave --device out, or install torch for CUDA")
+            raise no_gpu()
         if not cuda or self.device == "cpu":
             return "cpu"
         if self.devices > torch.cuda.device_count():

@@ -14,7 +14,7 @@ import torch
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from concm.errors import Misuse, at_least, at_most
+from concm.errors import at_least, at_most, no_gpu
 from concm.evaluation.bench import run_in_memory
 from concm.evaluation.results import Result
 from concm.evaluation.statistics import CONTROL, Printed, Row, Table
@@ -71,7 +71,7 @@ def bench(
     at_least(0, seed=seed)
     at_most(10_000, draws=draws, seeds=seeds)
     if device == "cuda" and not torch.cuda.is_available():
-        raise Misuse("`device=cuda`, but torch sees no GPU here; leave `device` out, or install torch for CUDA")
+        raise no_gpu()
     chosen = Bank.bundled() if bank is None else bank
     lists = None if splits is None else Path(splits)
     single = isinstance(methods, str | type) or hasattr(methods, "fit_base")

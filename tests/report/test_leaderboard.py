@@ -137,7 +137,7 @@ def test_rows_of_the_same_bank_stand_in_one_table_with_their_own_numbers_of_draw
     rows = under(found, "On one shared, frozen backbone")
     assert line(rows, "| 1 | `concm`")
     assert line(rows, "| 2 | `teen`")
-    assert any("of 2 to 3 draws of the shots" in words for words in found)
+    assert any("over 2 to 3 draws of the shots" in words for words in found)
     against = line(under(found, leaderboard.AGAINST), "- **AHM")
     assert "`teen` −6.00 (−6.00 to −6.00)" in against  # of the two draws that both have, and not of the rows' means
 
@@ -161,7 +161,7 @@ def test_rows_stand_and_rank_by_the_draws_that_all_of_them_have_and_print_the_me
     assert "61.75 ± " in line(under(shown, "On one shared, frozen backbone"), "| 1 | `concm`")
     equal = leaderboard.page(table(engine, replace(few, method="equal:teen")), [], "x.png").splitlines()
     assert order(equal, "On equal footing") == [("1", "concm"), ("2", "equal:teen")]
-    assert "over the draws that all ranked rows of the table have" in shown[2]
+    assert "over the draws that all ranked rows of a table have" in shown[2]
     assert "no known draw in common" not in "".join([*shown, *equal])
 
 
@@ -261,7 +261,7 @@ def test_all_exemplars_that_a_method_declares_are_shown():
 def test_a_fuller_bank_of_the_same_backbone_has_a_table_of_its_own():
     full = replace(table(row("joint", 75.0), row("orco", 60.0)), given=Given(490, 490, 10, 500, 3, 0))
     found = leaderboard.page(SHARED, [full], "x.png").splitlines()
-    said = under(found, "With another part of the same images")
+    said = under(found, "On other banks of the same backbone")
     assert [words.split("`")[1] for words in said if words.startswith("| ") and "`" in words] == ["joint", "orco"]
     assert "Methods see 490 of the 490 images" in "".join(said)
     assert "## Methods with a base session of their own" not in found

@@ -66,20 +66,19 @@ def _beginning(found: Table, picture: str) -> list[str]:
         f"# Leaderboard: {found.scenario}",
         "",
         f"{cut.base} base classes, then {cut.sessions} sessions of {cut.way}-way {cut.shot}-shot. Figures are means ± "
-        f"standard deviations (of a sample) of {draws(found)} of the shots, which are the same for every method of a "
-        "table. Differences are paired by draw, with their 95 % interval over the draws that both have; where it "
-        "contains zero, methods tie, and one that ties with the first of a rank shares it. Where there are ranks, rows "
-        "stand in the order of their mean AHM over the draws that all ranked rows of the table have (one of a single "
-        "draw by that one), while the printed mean is over all draws of the row. Settings are those of the papers or, "
-        "where the file of a method says so, chosen here. Published figures are those of the table in the ConCM paper: "
-        "one draw, and each method with a backbone of its own.",
+        f"sample standard deviations over {draws(found)} of the shots, which are the same for every method of a table. "
+        "Differences are paired by draw, with 95 % intervals over the draws that both methods have; where the interval "
+        "contains zero, methods tie, and one that ties with the first of a rank shares it. Rows are ranked by their "
+        "mean AHM over the draws that all ranked rows of a table have; the printed mean is over all draws of a row. "
+        "Settings are the papers' or, where the file of a method says so, chosen here. Published figures are from the "
+        "ConCM paper: one draw, and each method on a backbone of its own.",
         "",
         f"![Base and novel accuracy after the last session]({picture})",
         "",
-        f"*Where each method stands after the last session. A line is the curve that `{found.control}` describes with "
-        "any constant on its novel scores: the thick one on the shared backbone, thin ones on the features of methods "
-        "with a base session of their own, each in front of its own curve, where that control was run on them. HM is "
-        "mostly a place on such a curve, so what counts is to lie above it. A hollow point has none.*",
+        f"*Where each method stands after the last session. Each line is `{found.control}` with any constant on its "
+        "novel scores: the thick one on the shared backbone, thin ones on the features of methods with a base session "
+        "of their own. A method's HM is mostly a place on such a curve, so what counts is to lie above one's own. A "
+        "hollow point has no curve here.*",
         "",
         *caveats,
     ]
@@ -113,7 +112,7 @@ def _references(found: Table) -> str:
 
 def _fuller(found: Table, others: list[Table]) -> list[str]:
     """Rows of the same backbone on banks that hold more, or fewer, of the images."""
-    lines = ["## With another part of the same images", ""] if others else []
+    lines = ["## On other banks of the same backbone", ""] if others else []
     for other in others:
         known = found.given is not None and other.given is not None
         alike = known and found.given.candidates == other.given.candidates  # type: ignore[union-attr]
@@ -148,7 +147,7 @@ def _equal(tables: list[Table]) -> list[str]:
     ]
     for found in some:
         if found is not tables[0]:
-            lines += [f"With another part of the same images, {ran(found)}.{given(found)}", ""]
+            lines += [f"On another bank of the same backbone, {ran(found)}.{given(found)}", ""]
         lines += [*_level_rows(found), ""]
     return lines
 

@@ -16,7 +16,7 @@ from concm.errors import Misuse
 from concm.evaluation.worlds import BASE, World
 from concm.features.sessions import BaseSession, Session
 from concm.methods import TOTAL, choose, teach
-from concm.methods.nc_fscil import balance, dot_regression
+from concm.methods.nc_fscil import balance, cooled_cosine, dot_regression
 from concm.methods.orco import class_directions, occupied, orthogonality, versions
 
 torch.set_num_threads(1)
@@ -94,7 +94,7 @@ def test_without_mixing_a_trained_neck_collapses_onto_the_vertices():
 def test_a_session_without_steps_leaves_old_scores_as_they_were():
     """The classifier is the simplex: what a session changes, it changes through the neck."""
     world = World.of()
-    before, after = (learned("nc_fscil:steps=0,more_steps=0", world, count).scores(world.test) for count in (1, 3))
+    before, after = (learned("nc_fscil:steps=0", world, count).scores(world.test) for count in (1, 3))
     torch.testing.assert_close(after[:, :BASE], before)
 
 
@@ -128,7 +128,7 @@ def test_the_base_session_is_as_long_as_the_authors_also_on_a_part_of_the_images
     """Ten thousand images were counted, and the bank holds a few of them."""
     seen: list[int] = []
     home = f"concm.methods.{name}"
-    monkeypatch.setattr(f"{home}.descend", lambda weights, loss, rates, *_: seen.append(len(list(rates))))
+    monkeypatch.setattr(f"{home}.descend", lambda weights, loss, rates, *_: seen.append(len(rates)))
     base = replace(World.of().sessions[0], counts=torch.tensor([5000, 1000, 1000, 1000, 1000, 1000]))
     method = choose(f"{name}:width=16,hidden=2").build(seed=0, device="cpu")
     method.fit_base(base)
@@ -148,8 +148,54 @@ def test_the_short_form_for_a_cpu_is_a_preset_and_the_authors_form_the_default(n
 def test_presets_have_the_authors_steps():
     for preset, steps in {"mini_imagenet": (100, 170, 8), "cub200": (105, 150, 10)}.items():
         settings = choose(f"nc_fscil:{preset}").settings
-        first, last, sessions = steps
-        assert (settings.steps, settings.steps + settings.more_steps * (sessions - 1)) == (first, last)
+        assert (settings.steps[0], settings.steps[-1], len(settings.steps)) == steps
+
+
+def test_only_the_form_of_cifar_mixes():
+    for preset in ("mini_imagenet", "cub200"):
+        settings = choose(f"nc_fscil:{preset}").settings
+        assert (settings.base_mixing, settings.mixing) == (0, 0)
+
+
+def test_each_session_has_its_own_number_of_steps_and_those_after_the_last_have_as_many(monkeypatch):
+    seen: list[int] = []
+    monkeypatch.setattr("concm.methods.nc_fscil.descend", lambda weights, loss, rates, *_: seen.append(len(rates)))
+    learned("nc_fscil:width=16,hidden=1,steps=3/5", World.of(((5,), (5,), (5,), (5,))))
+    assert seen[1:] == [3, 5, 5, 5]
+
+
+def test_rates_are_those_of_the_authors_log():
+    """Session 2 of their log for CIFAR-100, at some of its fifty steps."""
+    rates = cooled_cosine(0.25, 50, 5, 5)
+    assert len(rates) == 50
+    printed = {1: 0.069916, 4: 0.201069, 5: 0.242537, 15: 0.188125, 30: 0.064375, 44: 0.0028014, 45: 0.0025}
+    assert {step: rates[step - 1] for step in printed} == pytest.approx(printed, abs=1e-6)
+    assert rates[45:] == pytest.approx([0.00025] * 5)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_mixed_features_count_their_first_class_once_more_and_mixed_outputs_do_not(early, monkeypatch):
+    """What the authors' code adds up: λ L(a) + (1 − λ) L(b) + L(a) in the base session, half and half in sessions."""
+    method, found = learned(BRIEF["nc_fscil"], World.of(), 1), list[float]()
+    monkeypatch.setattr(
+        "concm.methods.nc_fscil.descend", lambda weights, loss, *_: found.append(float(loss().detach()))
+    )
+    features, labels, before = random(6, 32).float(), torch.tensor([0, 3, 1, 3, 5, 2]), method.generator.get_state()
+    method._regress(features, labels, [0.1], 6, mixing=1.0, early=early)
+    method.generator.set_state(before)
+    draw, slow = {"generator": method.generator, "device": "cpu"}, 0.0
+    rows, _, other = torch.randperm(6, **draw), torch.rand((), **draw), torch.randperm(6, **draw)
+    share = float(torch.rand((), **draw)) if early else 0.5
+    for one, two in zip(rows, rows[other], strict=True):
+        with torch.no_grad():
+            if early:
+                mixed = method._project(share * features[one] + (1 - share) * features[two])
+            else:
+                mixed = (method._project(features[one]) + method._project(features[two])) / 2
+            mixed = F.normalize(mixed, dim=0)
+        first, second = (5 * (float(mixed @ method.simplex[labels[at]]) - 1) ** 2 for at in (one, two))
+        slow += (share * first + (1 - share) * second + (first if early else 0.0)) / 6
+    assert found == [pytest.approx(slow, rel=1e-4)]
 
 
 # OrCo

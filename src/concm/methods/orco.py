@@ -68,8 +68,8 @@ class OrCoSettings(Checked):
     base_lr: float = setting(0.25, "Rate of the base session, or its peak (authors' code).")
     base_warm: float | None = setting(
         None,
-        "Share of the base session in which its rate rises, to fall as half a cosine in the rest; none means that it "
-        "stays as it is (authors' code, whose two milestones come after the end, and which has a cosine for CUB200).",
+        "Share of the base session in which its rate rises, to fall in the rest; none means that it stays as it is "
+        "(authors' code, whose milestones come after the end; 0.03 for CUB200).",
         least=0,
         most=1,
     )
@@ -78,11 +78,7 @@ class OrCoSettings(Checked):
     batch: int = setting(64, "Images in a step of a session (authors' code).", least=1)
     lr: float = setting(0.1, "Peak rate of the sessions (authors' code).")
     warm: float = setting(
-        0.1,
-        "Share of a session in which its rate rises, to fall as half a cosine in the rest (authors' code: 10 of 100 "
-        "passes).",
-        least=0,
-        most=1,
+        0.1, "Share of a session in which its rate rises, to fall in the rest (authors' code).", least=0, most=1
     )
     decay: float = setting(1e-4, "Weight decay of SGD in the sessions (authors' code).", least=0)
     momentum: float = setting(0.9, "Momentum of SGD, and its dampening (authors' code).")

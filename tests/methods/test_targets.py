@@ -419,7 +419,7 @@ def test_it_says_that_nothing_has_a_second_view_where_base_images_have_none():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_seed_puts_classes_of_many_dimensions_in_one_place(seed):
-    """With features of unit length the last of these ends at 88 %; with a first step that is not damped, at chance."""
+    """With a first step that is not damped the last of these ends at chance."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(30).repeat_interleave(10)
     features = torch.rand(30, 640, generator=generator)[labels] + 0.3 * torch.randn(300, 640, generator=generator)

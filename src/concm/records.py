@@ -43,8 +43,11 @@ class Checked:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if value is not None and (bounds := _bounds(item.metadata)) and not _within(value, item.metadata):
-                raise Misuse(f"setting {item.name} must be {bounds}, not {value}")
+            if value is None or not (bounds := _bounds(item.metadata)):
+                continue
+            for one in value if isinstance(value, tuple) else (value,):
+                if not _within(one, item.metadata):
+                    raise Misuse(f"setting {item.name} must be {bounds}, not {one}")
 
 
 def _bounds(metadata: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ SMALL = {
     "c_fscil": "steps=200",
     "mamba_fscil": "short,state=16,rank=16,inner=64,width=64",
     "meta_nc": "steps=200",
-    "orco": "short,hidden=256",
+    "orco": "short,hidden=256,batch=8,base_weight=0.6",
     "ranpac": "width=200,samples=100",
 }
 

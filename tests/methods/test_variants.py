@@ -38,6 +38,7 @@ class Outer:
     on: bool = True
     kind: Literal["round", "flat"] = "round"
     limit: int | None = None
+    lengths: tuple[int, ...] = (1, 2)
     inner: Inner = field(default_factory=Inner)
 
     @classmethod
@@ -57,8 +58,11 @@ def written(settings: object, prefix: str = "") -> list[str]:
         if is_dataclass(value):
             words += written(value, f"{prefix}{item.name}.")
         else:
-            text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-            words.append(f"{prefix}{item.name}={text}")
+            several = value if isinstance(value, tuple) else (value,)
+            texts = [
+                "none" if one is None else str(one).lower() if isinstance(one, bool) else str(one) for one in several
+            ]
+            words.append(f"{prefix}{item.name}={'/'.join(texts)}")
     return words
 
 
@@ -69,6 +73,7 @@ outers = st.builds(
     on=st.booleans(),
     kind=st.sampled_from(["round", "flat"]),
     limit=st.none() | st.integers(),
+    lengths=st.lists(st.integers(), min_size=1).map(tuple),
     inner=st.builds(Inner, steps=st.integers(), rate=st.none() | st.floats(allow_nan=False, allow_infinity=False)),
 )
 
@@ -181,6 +186,9 @@ REFUSED = {
     "concm:alpha=none": ["'alpha=none'", "a number"],
     "concm:steps=2.5": ["'steps=2.5'", "a whole number"],
     "concm:calibration.steps=few": ["'calibration.steps=few'", "a whole number"],
+    "nc_fscil:steps=3/few": ["'steps=3/few'", "a whole number"],
+    "nc_fscil:steps=3//4": ["'steps=3//4'", "a whole number"],
+    "nc_fscil:steps=3/-1": ["steps must be at least 0, not -1"],
     "concm:views=yes": ["'views=yes'", "true or false"],
     "concm:views=True": ["'views=True'", "true or false"],
     "concm:calibrate=true": ["'calibrate=true'", "names, network, none"],

@@ -5,9 +5,10 @@ vertex for every class to come, and a neck is regressed onto it: no vertex ever 
 sessions, on the shots and on one mean feature of each earlier class.
 
 Here: the backbone is the shared frozen one, so the base session too trains only the neck, pooled features stand for
-maps, and mixed features for mixed images. A bank's features are unit vectors, and are made about as long again as the
-backbone's own. Without both, the authors' length diverges: the neck soon fits frozen features, so that weight decay
-alone acts on it for the rest of the base session, and it shrinks until a step of a session is larger than its weights.
+maps, and mixed features, in even shares, for mixed images. A bank's features are unit vectors, and are made about as
+long again as the backbone's own. Without both, the authors' length diverges: the neck soon fits frozen features, so
+that weight decay alone acts on it for the rest of the base session, and it shrinks until a step of a session is larger
+than its weights.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from concm.engine import geometry
-from concm.engine.descent import SGD, descend, warmed_cosine
+from concm.engine.descent import SGD, descend, half_cosine
 from concm.errors import Misuse
 from concm.features.sessions import BaseSession, Session
 from concm.methods.base import Learner, scale_to, steps_of
@@ -55,15 +56,15 @@ class NCFSCILSettings(Checked):
     base_batch: int = setting(512, "Features in a step of the base session (authors' code).", least=1)
     base_mixing: float = setting(
         0.8,
-        "Share of the base session's steps that mix the features of two images (authors' code, which mixes images).",
+        "Share of the base session's steps that mix the features of two images (authors' code, which mixes images, and "
+        "in those steps counts the whole loss of the first image's class once more).",
         least=0,
         most=1,
     )
     base_lr: float = setting(0.25, "Peak rate of the base session (authors' code).")
-    steps: int = setting(50, "Steps of the first session after the base session (authors' code).", least=0)
-    more_steps: int = setting(
-        21,
-        "Steps that each session has more than the one before (authors' code: 50, 75, 100, 120, 140, 160, 200, 200).",
+    steps: tuple[int, ...] = setting(
+        (50, 75, 100, 120, 140, 160, 200, 200),
+        "Steps of each session after the base session (authors' code); later ones have as many as the last.",
         least=0,
     )
     batch: int = setting(64, "Features in a step of a session (authors' code).", least=1)
@@ -78,14 +79,16 @@ class NCFSCILSettings(Checked):
 
     @classmethod
     def mini_imagenet(cls) -> NCFSCILSettings:
-        """The authors' settings for mini-ImageNet: 100 to 170 steps per session."""
-        return cls(base_epochs=500, lr=0.025, steps=100, more_steps=10, mixing=0.0, lengths=False, repeated=True)
+        """The authors' settings for mini-ImageNet, but for the base session's rate, which theirs lets fall in steps."""
+        steps = tuple(range(100, 180, 10))
+        mixing: dict[str, Any] = {"base_mixing": 0.0, "mixing": 0.0}
+        return cls(base_epochs=500, lr=0.025, steps=steps, lengths=False, repeated=True, **mixing)
 
     @classmethod
     def cub200(cls) -> NCFSCILSettings:
-        """The authors' settings for CUB200: 105 to 150 steps per session."""
-        sessions: dict[str, Any] = {"lr": 0.05, "steps": 105, "more_steps": 5, "mixing": 0.0}
-        return cls(base_epochs=80, base_lr=0.025, lengths=False, repeated=True, **sessions)
+        """The authors' settings for CUB200, but for the base session's rate, which theirs lets fall to a tenth only."""
+        base: dict[str, Any] = {"base_epochs": 80, "base_lr": 0.025, "base_mixing": 0.0}
+        return cls(lr=0.05, steps=tuple(range(105, 155, 5)), mixing=0.0, lengths=False, repeated=True, **base)
 
     @classmethod
     def short(cls) -> NCFSCILSettings:
@@ -152,9 +155,8 @@ class NCFSCIL(Learner):
         self.means = base.mean
         batch = min(settings.base_batch, len(base.features))
         steps = steps_of(settings.base_epochs, int(base.counts.sum()), batch)
-        self._regress(
-            base.features, base.labels, steps, batch, settings.base_lr, mixing=settings.base_mixing, early=True
-        )
+        rates = cooled_cosine(settings.base_lr, steps, 100, 10)
+        self._regress(base.features, base.labels, rates, batch, mixing=settings.base_mixing, early=True)
 
     def learn(self, session: Session) -> None:
         """Go on training the neck, by regressing the shots and the means of all earlier classes onto their vertices."""
@@ -165,10 +167,9 @@ class NCFSCIL(Learner):
             earlier = torch.cat([earlier, earlier[self.base :].repeat(session.index - 1)])
         features = torch.cat([self.means[earlier], session.features])
         labels = torch.cat([earlier, session.labels])
-        steps = settings.steps + settings.more_steps * (session.index - 1)
-        self._regress(
-            features, labels, steps, settings.batch, settings.lr, mixing=settings.mixing, lengths=settings.lengths
-        )
+        steps = settings.steps[min(session.index, len(settings.steps)) - 1]
+        rates = cooled_cosine(settings.lr, steps, 5, 5)
+        self._regress(features, labels, rates, settings.batch, mixing=settings.mixing, lengths=settings.lengths)
         self.means = torch.cat([self.means, session.class_means()])
 
     def _find_room(self, session: Session) -> None:
@@ -179,15 +180,17 @@ class NCFSCIL(Learner):
         self,
         features: Tensor,
         labels: Tensor,
-        steps: int,
+        rates: list[float],
         batch: int,
-        lr: float,
         *,
         mixing: float = 0.0,
         early: bool = False,
         lengths: bool = False,
     ) -> None:
-        """Train the neck by dot-regression, mixing outputs half and half or, `early`, features at random."""
+        """Train the neck by dot-regression, mixing outputs half and half or, `early`, features at random.
+
+        The authors' sum of losses has that of mixed features and their first class once more, whatever its share.
+        """
 
         def shuffled(count: int) -> Tensor:
             return torch.randperm(count, generator=self.generator, device=self.device)
@@ -203,16 +206,16 @@ class NCFSCIL(Learner):
                 return dot_regression(self._project(seen), self.simplex[wanted], scale)
             other = shuffled(len(rows))
             if early:
-                share = chance()
+                share, again = chance(), 1.0
                 mixed = self._project(torch.lerp(seen[other], seen, share))
             else:
-                share, found = 0.5, self._project(seen)
+                share, again, found = 0.5, 0.0, self._project(seen)
                 mixed = (found + found[other]) / 2
             one, two = (dot_regression(mixed, self.simplex[wanted[at]], scale[at]) for at in (slice(None), other))
-            return share * one + (1 - share) * two
+            return (share + again) * one + (1 - share) * two
 
-        rates, momentum = warmed_cosine(lr, steps, 5), self.settings.momentum
-        descend(self.neck.parameters(), loss, rates, SGD(momentum=momentum, weight_decay=self.settings.weight_decay))
+        optimiser = SGD(momentum=self.settings.momentum, weight_decay=self.settings.weight_decay)
+        descend(self.neck.parameters(), loss, rates, optimiser)
 
     @torch.no_grad()
     def scores(self, features: Tensor) -> Tensor:
@@ -223,6 +226,16 @@ class NCFSCIL(Learner):
         """(n, d) → (n, width), of features in the bank's own length."""
         vectors: Tensor = self.neck(self.scale * features)
         return vectors
+
+
+def cooled_cosine(lr: float, steps: int, warm: int, cool: int) -> list[float]:
+    """The authors' rates: from a tenth up over `warm` steps, half a cosine down to 1 %, and 0.1 % for the last `cool`.
+
+    Neither is more than a tenth of the steps.
+    """
+    warm, cool = min(warm, steps // 10), min(cool, steps // 10)
+    fall = [0.01 + 0.99 * half_cosine(step / (steps - cool)) for step in range(1, steps - cool + 1)] + [0.001] * cool
+    return [lr * min(1.0, 0.1 + 0.9 * step / max(1, warm)) * rate for step, rate in enumerate(fall, 1)]
 
 
 def dot_regression(vectors: Tensor, vertices: Tensor, lengths: Tensor) -> Tensor:

@@ -55,6 +55,8 @@ def _read(kind: Any, value: str, change: str) -> Any:
         if value == "none":
             return None
         kind = next(part for part in get_args(kind) if part is not types.NoneType)
+    if get_origin(kind) is tuple:
+        return tuple(_read(get_args(kind)[0], part.strip(), change) for part in value.split("/"))
     if get_origin(kind) is Literal:
         options = {str(option): option for option in get_args(kind)}
         if value not in options:

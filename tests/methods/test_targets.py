@@ -391,11 +391,6 @@ def test_too_few_versions_come_again_and_too_many_are_left_out():
     assert torch.equal(versions(replace(session, views=None), 2), session.features[:, None].expand(-1, 2, -1))
 
 
-def test_a_copy_of_the_projector_is_counted_once():
-    method = learned(BRIEF["orco"], World.of())
-    assert method.parameter_count == sum(weight.numel() for weight in method.projector.parameters())
-
-
 def test_it_learns_without_views():
     world = World.of()
     bare = replace(world, sessions=tuple(replace(session, views=None) for session in world.sessions))

@@ -33,7 +33,7 @@ class WrongKind(ConcmError):
 
 def extra_needed(what: str, extra: str) -> Misuse:
     """The sentence for packages that are missing, which an extra of this one brings."""
-    return Misuse(f"{what} needs the extra `{extra}` of concm (docs/installation.md says how to install it)")
+    return Misuse(f"{what} needs the extra '{extra}' of concm (docs/installation.md says how to install it)")
 
 
 def no_gpu() -> Misuse:

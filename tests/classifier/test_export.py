@@ -287,7 +287,7 @@ def test_a_place_that_cannot_be_written_to_is_told_in_a_sentence(zoo, tmp_path):
 @pytest.mark.parametrize("package", ["onnx", "onnxscript"])
 def test_without_onnx_a_sentence_says_what_to_install(zoo, tmp_path, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(Misuse, match="needs the extra `onnx`"):
+    with pytest.raises(Misuse, match="needs the extra 'onnx'"):
         zoo.export(tmp_path / "out" / "zoo.onnx")
     assert not (tmp_path / "out").exists()
     assert zoo.predict(picture("cat"), unknown_rate=0)[0].label == "cat"

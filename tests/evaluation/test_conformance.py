@@ -28,9 +28,15 @@ SMALL = {
     "c_fscil": "steps=200",
     "mamba_fscil": "short,state=16,rank=16,inner=64,width=64",
     "meta_nc": "steps=200",
-    "orco": "short,hidden=256,batch=8,base_weight=0.6",
+    "orco": "short,hidden=256,batch=8,base_weight=0.6",  # as on CUB200: see the next test for CIFAR-100's
     "ranpac": "width=200,samples=100",
 }
+
+
+@pytest.mark.parametrize("check", [conformance.old_classes_keep_their_index])
+def test_orco_loses_base_classes_of_a_small_world_where_they_have_no_cross_entropy_in_sessions(check):
+    with pytest.raises(conformance.Broken, match="of easy base images get their label"):
+        check(Course(choose("orco:short,hidden=256,batch=8,base_weight=0")))
 
 
 def quick(name: str) -> Choice:

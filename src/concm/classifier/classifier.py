@@ -206,10 +206,10 @@ class Classifier(Opened):
         return self
 
     def learn_name(self, name: str, *, similar_names: Similar = "refuse") -> Classifier:
-        """Learn a class by its name alone, before its first photo: it is expected to look like its kin.
+        """Learn a class by its name alone, before its first photo: its look is estimated from related base classes.
 
-        `classes` shows it with no photos until there are some. A name that has no kin among the base classes says
-        nothing, and is refused.
+        `classes` shows it with no photos until there are some, and `remarks` say which class it is expected to look
+        most like. A name that is hardly related to any base class is refused.
         """
         name = checked_name(name)
         with self.store.writing(self._waiting, self._wait) as change:
@@ -217,15 +217,15 @@ class Classifier(Opened):
             refuse_similar([name], known.engine.names, similar_names)
             if name in known.engine.names:
                 raise Misuse(f"there is a class {name!r} already")
-            if not known.engine.imagines(name):
-                raise Misuse(f"{name!r} is related to no base class, so it needs photos")
+            if (kin := known.engine.kin(name)) is None:
+                raise Misuse(f"the name {name!r} is not related enough to any base class, so it needs photos")
             first = len(known.engine.names)
             nothing = torch.empty(0, known.dimension), torch.empty(0, dtype=torch.long)
             index = len(self.store.history())
             known.engine.learn(Session(index, range(first, first + 1), (name,), *nothing))
             change.add_class(name, base=False)
             self._commit(change, "learn", f"{name} (by its name)", known.engine, known.confidence)
-        self.remarks = []
+        self.remarks = [f"by its name, {name!r} is expected to look most like {kin!r}"]
         return self
 
     def forget(self, name: str) -> Classifier:

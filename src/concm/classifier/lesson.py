@@ -59,8 +59,10 @@ class Lesson:
 
     def spelled(self, known: Iterable[str]) -> Lesson:
         """The lesson with the names of known classes as they are kept."""
-        kept = spelling(known)
-        return replace(self, photos={kept(name): items for name, items in self.photos.items()})
+        kept, photos = spelling(known), dict[str, list[Encoded]]()
+        for name, items in self.photos.items():
+            photos[kept(name)] = photos.get(kept(name), []) + items
+        return replace(self, photos=photos)
 
     def without(self, known: Callable[[str], object]) -> Lesson:
         """The lesson without pictures whose digests are `known`, and without classes of which nothing is left then."""

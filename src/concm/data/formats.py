@@ -11,7 +11,7 @@ from PIL import Image
 
 FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "HEIF", "JPEG2000", "PPM")
 """What is opened, whatever a file is called: no format whose reader runs another program."""
-MISSING_HEIF = "it is a HEIC photo, which needs the extra `heif` of concm"
+MISSING_HEIF = "it is a HEIC photo, which needs the extra 'heif' of concm"
 
 
 @cache

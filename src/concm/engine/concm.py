@@ -41,6 +41,8 @@ ENOUGH = 0.5
 """Shrinkage from which on images can be compared as if the metric had not been learned from them."""
 UNSEEN = 0.8
 """Likeness of images of a class the backbone was not trained on, as a share of base classes' (validation banks)."""
+AKIN = 0.5
+"""Kinship from which on a name alone says how a class looks, in units of what base classes have with their nearest."""
 SHRINKAGE = 5.0
 """Weight of the average class beside a class's own images, in images."""
 STRUCTURED = 4096
@@ -163,11 +165,17 @@ class Engine(Stateful):
                 self._borrow(range(label, label + 1))
         self._match(self.settings.steps, session=1)
 
-    def imagines(self, name: str) -> bool:
-        """Whether the name of a class says how such things look, so that it can be learned without an image."""
+    def kin(self, name: str) -> str | None:
+        """The base class whose name is most akin to this one, if that says how such things look.
+
+        Nearly all names share something; what counts is half of the kinship that a base class has with its nearest kin,
+        in the middle of them.
+        """
         if self.prior is None or not self.settings.trust:
-            return False
-        return bool(self._lexicon.kinship(self.names, [name]).any())
+            return None
+        among = self._lexicon.kinship(self.names, self.pool).fill_diagonal_(0).amax(1).median()
+        own = self._lexicon.kinship(self.names, [name])[0]
+        return self.pool[int(own.argmax())] if own.max() > 0 and own.max() >= AKIN * among else None
 
     def _shown(self, session: AnySession) -> AnySession:
         """The session without its views, where they do not count."""

@@ -49,6 +49,24 @@ def _changed(settings: Any, values: list[tuple[list[str], str, str]]) -> Any:
     return replace(settings, **new)
 
 
+def written(settings: Any, prefix: str = "") -> dict[str, tuple[str, str]]:
+    """Each setting by the name that is typed: its value as it is typed, and its help."""
+    words: dict[str, tuple[str, str]] = {}
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        if is_dataclass(value):
+            words |= written(value, f"{prefix}{item.name}.")
+        else:
+            words[prefix + item.name] = (_typed(value), item.metadata.get("help", ""))
+    return words
+
+
+def _typed(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "/".join(map(_typed, value))
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
 def _read(kind: Any, value: str, change: str) -> Any:
     """The value, converted to the type of its annotation."""
     if get_origin(kind) in (Union, types.UnionType):

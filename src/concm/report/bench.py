@@ -19,7 +19,7 @@ from concm.evaluation.bench import run_in_memory
 from concm.evaluation.results import Result
 from concm.evaluation.statistics import CONTROL, Printed, Row, Table
 from concm.features.bank import Bank
-from concm.records import to_json
+from concm.records import shortened, to_json
 from concm.report.cells import heads_of_official, official
 from concm.report.tables import print_whole, say
 
@@ -150,7 +150,7 @@ class BenchTable:
 
     def to_json(self) -> str:
         """The table as `concm bench --json` writes it."""
-        return json.dumps(to_json(self.table), indent=1) + "\n"
+        return json.dumps(shortened(to_json(self.table), 6), indent=1) + "\n"
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Harmonic means by session beside published rows, and the trade-off of base and novel accuracy."""
@@ -207,7 +207,9 @@ def show(found: Table) -> None:
     later = f"{cut.sessions} sessions of {cut.way}-way {cut.shot}-shot"
     say(f"\n{found.scenario}: {cut.base} base classes, then {later}")
     say(f"forward passes per picture: {found.passes}")
-    say(f"measured: {backbone} features, mean ± standard deviation of {rows[0].runs} runs ({found.draws} draws)")
+    runs = rows[0].runs
+    spread = "one run" if runs == 1 else f"mean ± standard deviation of {runs} runs (draws: {found.draws})"
+    say(f"measured: {backbone} features, {spread}")
     table = RichTable(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     headings = ["method", "backbone", "base", *(str(at + 1) for at in range(cut.sessions))]
     more = heads_of_official(rows)
@@ -219,8 +221,8 @@ def show(found: Table) -> None:
             backbone,
             f"{row.base_acc:.2f}",
             *(f"{value:.1f}" for value in row.hm),
-            Text.assemble((f"{row.ahm:.2f}", "bold"), f" ±{row.ahm_std:.2f}"),
-            Text.assemble((f"{row.fa:.2f}", "bold"), f" ±{row.fa_std:.2f}"),
+            Text.assemble((f"{row.ahm:.2f}", "bold"), f" ±{row.ahm_std:.2f}" if row.runs > 1 else ""),
+            Text.assemble((f"{row.fa:.2f}", "bold"), f" ±{row.fa_std:.2f}" if row.runs > 1 else ""),
             *(f"{value:.2f}" for value in (row.pd, row.nacc, row.ber)),
             *(official(row) for _ in more),
         )

@@ -23,7 +23,7 @@ def show_check(found: Check, most: int) -> None:
     _suspects("likely mislabelled", found.mislabelled, most)
     _suspects("do harm to others", found.harmful, most)
     if found.confused:
-        confused = ruled("confused", "taken for", "photos", "because of", title="")
+        confused = ruled("confused", "taken for", "photos no.", "because of no.", title="")
         for column in confused.columns[1:]:
             column.justify = "left"
         for pair in found.confused[:most]:

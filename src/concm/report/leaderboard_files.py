@@ -9,7 +9,19 @@ from concm.evaluation.statistics import Row, Table
 from concm.report.bench import BenchTable
 from concm.report.leaderboard_tables import own
 
-HEADS = ("features", "method", "draws", "ahm", "ahm_std", "fa", "fa_std", "above_curve", "above_low", "above_high")
+HEADS = (
+    "features",
+    "bank",
+    "method",
+    "draws",
+    "ahm",
+    "ahm_std",
+    "fa",
+    "fa_std",
+    "above_curve",
+    "above_low",
+    "above_high",
+)
 
 
 def to_latex(found: Table, others: list[Table]) -> str:
@@ -27,15 +39,16 @@ def to_csv(found: Table, others: list[Table]) -> str:
     writer.writerow([*HEADS, "base", *(f"{what}_{at}" for what in ("hm", "base", "novel") for at in later)])
     for table in (found, *others):
         for row in (own(table) or table.rows) if table.base_session else table.rows:
-            writer.writerow([_features(table), *_figures(row, len(later))])
+            writer.writerow([_features(table), table.bank or table.backbone["weights"], *_figures(row, len(later))])
     return file.getvalue()
 
 
 def _features(table: Table) -> str:
     """Which bank a row is of, in words that tell the banks of a page apart."""
-    trained = f"base session of {table.base_session}" if table.base_session else "shared base session"
-    part = "" if table.given is None else f", {table.given.base} of {table.given.on} images per base class"
-    return f"{table.backbone['name']}, {trained}{part}"
+    trained = f"base session of {table.base_session}" if table.base_session else "base session of ours"
+    given = table.given
+    part = "" if given is None else f", {given.base} of {given.on} images per base class, {given.views} views of shots"
+    return f"{table.backbone['name']} ({table.backbone['weights']}), {trained}{part}"
 
 
 def _figures(row: Row, sessions: int) -> list[str | float | None]:

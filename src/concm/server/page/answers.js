@@ -84,7 +84,7 @@ function correct(answer, name, fix) {
 export async function ask(files, app) {
   const photos = [...files].filter((file) => file.type.startsWith("image/") || PICTURE.test(file.name));
   const skipped = files.length - photos.length;
-  if (!photos.length) return say(files.length ? "There is no photo among these files." : "", true);
+  if (!photos.length) return say("There is no photo among what was given.", true);
   const reasons = new Set();
   const before = app.status?.inbox_dropped;
   const found = [];
@@ -154,7 +154,11 @@ export async function dropped(items) {
       }
     }
   }
-  const entries = [...items].map((item) => item.webkitGetAsEntry && item.webkitGetAsEntry()).filter(Boolean);
-  for (const entry of entries) await walk(entry);
+  // All at once, since what was dropped is gone after the first wait; what is no entry of a file system may be a file.
+  const found = [...items].filter((item) => item.kind === "file").map((item) => item.webkitGetAsEntry?.() ?? item.getAsFile());
+  for (const one of found) {
+    if (one instanceof File) files.push(one);
+    else if (one) await walk(one);
+  }
   return files;
 }

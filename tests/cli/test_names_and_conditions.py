@@ -8,13 +8,17 @@ import re
 from concm.classifier.rehearsal import TRUSTS
 from tests.support.photographs import BACKBONE, write_world
 from tests.support.shell import BASE, KNOWN, answers, classes, refusal, shown, told, unchanged
+from tests.support.tiny import call, sentence
 
 ANIMALS = ["cat", "dog", "wolf", "fox", "lion", "tiger", "horse", "cow", "sheep", "goat", "hen", "owl"]
 
 
 def test_a_class_is_taught_by_its_name_and_shown_so_until_photos_come(zoo, world, capsys):
     before = shown(capsys, zoo)
-    line = json.loads(told(capsys, "learn", zoo, "heron", "--by-name", "--json"))
+    assert call("learn", zoo, "heron", "--by-name", "--json") == 0
+    said = capsys.readouterr()
+    line = json.loads(said.out)
+    assert sentence(said.err) == "by its name, 'heron' is expected to look most like 'crane'"
     assert (line["action"], line["detail"], line["classes"], line["photos"]) == (
         "learn",
         "heron (by its name)",
@@ -52,7 +56,7 @@ def test_names_that_are_almost_known_are_asked_about_by_every_command(zoo, world
     for words in commands:
         with unchanged(capsys, zoo):
             assert said in refusal(capsys, *words, code=2)
-        told(capsys, *words, "--similar-names", "keep")
+        assert call(*words, "--similar-names", "keep") == 0
         assert {"Bear", "bear"} <= set(classes(capsys, zoo))
         told(capsys, "undo", zoo)
 

@@ -107,6 +107,22 @@ def test_twenty_unknowns_are_named_at_once_recognised_and_unknown_again_after_un
     expect(page.locator(".card").nth(19)).to_be_visible()
 
 
+def test_answers_of_an_older_version_are_asked_for_again(page, tmp_path):
+    ask(page, write_class(tmp_path / "submarine", 8))
+    again = page.get_by_role("button", name="Ask again")
+    expect(again).to_be_hidden()
+    page.locator(".answer .fix input").first.fill("submarine")
+    page.locator(".answer .fix button").first.click()
+    expect(page.locator("#summary")).to_contain_text("version 3")
+    assert "submarine" not in [heading.inner_text() for heading in page.locator(".answer h3").all()]
+    again.click()
+    expect(page.locator("#said")).to_contain_text("8 photos answered")
+    assert "submarine" in [heading.inner_text() for heading in page.locator(".answer h3").all()]
+    expect(again).to_be_hidden()
+    page.locator("#undo").click()
+    expect(again).to_be_visible()
+
+
 def test_the_camera_is_asked_live_and_a_photo_is_taken(page):
     page.locator("#camera").click()
     expect(page.locator("#live")).not_to_have_text("…")

@@ -14,10 +14,20 @@ export function show(view, app) {
       el("p", {}, "Nothing leaves this machine.")));
   }
   const clear = el("button", { type: "button", onclick: () => { answers = []; scattered = ""; app.open("answers"); } }, "Clear");
+  const again = el("button", { type: "button", id: "again", onclick: () => askAgain(app) }, "Ask again");
   const unknown = answers.filter((answer) => answer.unknown).length;
   const words = `${many(answers.length, "answer")}${unknown ? `, ${unknown} unknown` : ""}`;
-  view.replaceChildren(el("div", { className: "bar" }, el("strong", {}, words), byFolder(app), el("span", { className: "spacer" }), clear),
+  view.replaceChildren(el("div", { className: "bar" }, el("strong", {}, words), byFolder(app), el("span", { className: "spacer" }), again, clear),
     el("div", { className: "grid wide" }, ...answers.map((answer) => card(answer))));
+  aged(app.status?.version);
+}
+
+const askAgain = (app) => ask(answers.map((answer) => answer.file).filter(Boolean), app);
+
+// Offer to ask again where answers are of another version than the newest, without disturbing who is typing.
+export function aged(version) {
+  const again = document.getElementById("again");
+  if (again) again.hidden = answers.every((answer) => answer.version === version);
 }
 
 // Photos that came in folders can be taught as classes, all in one version; the button names them.
@@ -30,10 +40,11 @@ function byFolder(app) {
   return el("button", { type: "button", title: words.join(", "), onclick: () => {
     say("Learning …");
     change("/api/learn", { classes: Object.fromEntries(classes) }, async (done) => {
-      for (const answer of answers) delete answer.folder;
-      say(learned(done));
       await app.refresh();
+      await askAgain(app);
+      for (const answer of answers) delete answer.folder;
       app.open("answers");
+      say(learned(done));
     });
   } }, `Teach by folder: ${some.join(", ")}`);
 }
@@ -99,6 +110,8 @@ export async function ask(files, app) {
     try {
       const { predictions, failures } = await post("/api/predict?keep=all&nearest=4", form);
       if (scattered) for (const answer of predictions) delete answer.folder;
+      const files = new Map(batch.map((photo) => [photo.name, photo]));
+      predictions.forEach((answer, at) => { answer.file = failures.length ? files.get(answer.photo) : batch[at]; });
       found.push(...predictions);
       for (const why of failures) reasons.add(why);
       unseen += failures.length;

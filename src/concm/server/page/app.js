@@ -1,5 +1,5 @@
 // The page: which view is open, what version the server has, and what is dropped on it.
-import { ask, dropped, show as answers } from "/static/answers.js";
+import { aged, ask, dropped, show as answers } from "/static/answers.js";
 import { camera } from "/static/camera.js";
 import { show as classes } from "/static/classes.js";
 import { show as health } from "/static/health.js";
@@ -60,7 +60,8 @@ const app = {
     app.busy(job !== undefined || status.checking !== null, null, job ? job.percent ?? null : status.checking);
     if (version) await names();
     const typing = document.activeElement && document.activeElement.matches("main input[type=text]") && document.activeElement.value;
-    if ((again || (elsewhere && !typing)) && current !== "answers") await app.open(current);
+    if (current === "answers") aged(status.version);
+    else if (again || (elsewhere && !typing)) await app.open(current);
   },
 };
 

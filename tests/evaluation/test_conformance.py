@@ -13,7 +13,7 @@ from concm.evaluation import conformance
 from concm.evaluation.conformance import CHECKS
 from concm.evaluation.course import Course
 from concm.evaluation.worlds import World
-from concm.methods import NAMES, PICTURES, VIEWS, Choice, Entry, Learner, choose, entries
+from concm.methods import NAMES, PICTURES, VIEWS, Choice, Entry, Learner, choice_of, choose, entries
 from concm.methods.ncm import NCM
 from concm.methods.picture_base import PictureLearner
 from concm.methods.registry import _registered
@@ -31,6 +31,25 @@ SMALL = {
     "orco": "short,hidden=256,batch=8,base_weight=0.6",  # as on CUB200: see the next test for CIFAR-100's
     "ranpac": "width=200,samples=100",
 }
+
+
+def test_a_plain_class_with_three_verbs_is_checked_for_all_but_its_state():
+    class Plain:
+        """Nearest class mean."""
+
+        def fit_base(self, base):
+            self.means = base.mean
+
+        def learn(self, session):
+            self.means = torch.cat([self.means, session.class_means()])
+
+        def scores(self, features):
+            return F.normalize(features) @ F.normalize(self.means).T
+
+    found = dict(conformance.run(choice_of(Plain)))
+    assert set(found.values()) == {None}
+    assert "each image is scored by itself" in found
+    assert "memory is reported" not in found
 
 
 @pytest.mark.parametrize("check", [conformance.old_classes_keep_their_index])

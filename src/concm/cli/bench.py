@@ -184,6 +184,7 @@ def conformance(method: str, /) -> None:
         A method (see `concm methods`), with settings if you like, or anybody's class: `my_package.module:MyMethod`.
     """
     from concm.evaluation.conformance import run
+    from concm.evaluation.course import stated
     from concm.methods import choose
     from concm.report import tables as text
 
@@ -194,6 +195,8 @@ def conformance(method: str, /) -> None:
         text.say(f"{'ok   ' if wrong is None else 'FAIL '} {words}{'' if wrong is None else f': {wrong}'}")
     if broken:
         raise ConcmError(f"{choice.label} breaks the contract: {broken} checks failed")
+    if not stated(choice):
+        text.say("left out: what its state holds, for it has no state_dict; concm.methods.Learner would give it one")
     text.say(f"{choice.label} keeps the contract")
 
 

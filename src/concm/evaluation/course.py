@@ -26,6 +26,21 @@ def last(choice: Choice, world: World) -> Method:
     return method
 
 
+class Broken(AssertionError):
+    """What a method does otherwise than it must."""
+
+
+def need(found: bool, sentence: str) -> None:
+    """Raise what is broken, unless it was found."""
+    if not found:
+        raise Broken(sentence)
+
+
+def stated(choice: Choice) -> bool:
+    """Whether a method has a state that can be saved and measured; `concm.methods.Learner` gives it one."""
+    return hasattr(choice.build(seed=0, device="cpu"), "state_dict")
+
+
 @dataclass(frozen=True)
 class Said:
     """What a method says after a session: scores of all test images, and of the first alone, and its size."""
@@ -33,8 +48,8 @@ class Said:
     seen: int
     scores: Tensor
     alone: Tensor
-    memory: int
-    parameters: int
+    memory: int | None
+    parameters: int | None
 
 
 class Course:
@@ -48,7 +63,8 @@ class Course:
         world, said = World.of(choice=self.choice), []
         for method, seen in taught(self.choice, world):
             scores, alone = method.scores(world.test), method.scores(world.test[:1])
-            said.append(Said(seen, scores, alone, method.memory_bytes, method.parameter_count))
+            sizes = (getattr(method, name, None) for name in ("memory_bytes", "parameter_count"))
+            said.append(Said(seen, scores, alone, *sizes))
         return world, said, method
 
     @property

@@ -91,6 +91,9 @@ class Opened:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
     def __getstate__(self) -> dict[str, Any]:
         """What travels to another process: where the store is and how it is opened; it is opened there anew."""
         how = {"device": self.device, "seed": self.seed, "wait": self._wait}

@@ -139,7 +139,7 @@ def find_photos(words: Iterable[str | os.PathLike[str]]) -> list[Path | Zipped]:
                 Path(name) for name in sorted(glob.glob(os.fspath(word), recursive=True)) if Path(name).is_file()
             ]
             if not inside:
-                raise ConcmError(f"no picture at {path}")
+                raise ConcmError(f"no picture {'matches' if glob.has_magic(os.fspath(word)) else 'at'} {path}")
         found |= dict.fromkeys(inside)
     return list(found)
 

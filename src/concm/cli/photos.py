@@ -84,7 +84,10 @@ def learn(
     if by_name and images:
         raise Misuse("`by_name` teaches a class without photos, and photos are given")
     if not by_name and not images and not (Path(what).is_dir() or is_list(what) or is_zip(what)):
-        raise Misuse(f"no folder at {what}; give a folder of class folders, or a class name and then its photos")
+        raise Misuse(
+            f"no folder at {what}; give a folder of class folders, or a class name and then its photos "
+            "(or `by_name` instead of these)"
+        )
     with access.changing(store) as classifier:
         from concm.classifier.photos import find_photos
 

@@ -18,7 +18,8 @@ def show_check(found: Check, most: int) -> None:
     table.columns[-1].justify = "left"
     for row in sorted(found.classes, key=_worst):
         figures = [_per_cent(value) for value in (row.expected, row.with_5_more, row.with_20_more)]
-        table.add_row(row.name, str(row.photos), str(row.separate), *figures, WORDS[row.verdict])
+        verdict = WORDS[row.verdict] if row.photos else "has no photo yet"
+        table.add_row(row.name, str(row.photos), str(row.separate), *figures, verdict)
     print_whole(table)
     _suspects("likely mislabelled", found.mislabelled, most)
     _suspects("do harm to others", found.harmful, most)

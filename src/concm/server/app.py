@@ -64,7 +64,8 @@ def application(desk: Desk, keys: Keys, hosts: Hosts, limit: int = MOST_BYTES) -
 def _said(request: Request, error: Exception) -> Response:
     """A sentence for what was wrong with a request."""
     if isinstance(error, HTTPException):
-        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+        said = "there is nothing at this address" if error.detail == "Not Found" else error.detail
+        return JSONResponse({"error": said}, error.status_code, error.headers)
     status = 422 if isinstance(error, BrokenPicture) else 400 if isinstance(error, Misuse) else 409
     return JSONResponse(refusal(str(error)), status)
 
@@ -132,7 +133,7 @@ def _listening(host: str, port: int) -> socket.socket:
         listener.listen(256)  # who comes before the server is up waits
     except (OSError, OverflowError) as error:
         listener.close()
-        why = getattr(error, "strerror", None) or error
+        why = str(getattr(error, "strerror", None) or error).removesuffix(".")
         raise ConcmError(f"cannot listen on {host}, port {port}: {why}; choose another `port`") from error
     return listener
 

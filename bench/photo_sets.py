@@ -1,13 +1,14 @@
 """`concm` beside classifiers that are retrained on the same features, on two sets of photos with few shots.
 
     python bench/photo_sets.py --grocery DIR --cub DIR --work DIR --json docs/results/photo_sets.json
+    python bench/photo_sets.py --few DIR --work DIR --json docs/results/photo_sets_few.json
     python bench/photo_sets.py --json docs/results/photo_sets.json --markdown
 
 GroceryStoreDataset's folder holds classes.csv and the lists train.txt, test.txt and val.txt: 41 base classes, then four
 sessions of ten, in a random order. CUB holds train/ and test/ with one folder per class: of its first 100 classes, in
-their own order, 60 are base classes, then four sessions of ten. A base class has 20 photos. What is in the
-file already is not run again; `--markdown` prints its tables, most of which docs/photos.md shows. It needs the
-extra `bench`, for scikit-learn.
+their own order, 60 are base classes, then four sessions of ten; with `--few`, 10 of 50 in a random order. A base class
+has 20 photos. What is in the file already is not run again; `--markdown` prints its tables, most of which
+docs/photos.md shows. It needs the extra `bench`, for scikit-learn.
 """
 
 from __future__ import annotations
@@ -106,13 +107,21 @@ def grocery(folder: Path) -> PhotoSet:
 
 
 def cub(folder: Path) -> PhotoSet:
-    folders = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())[:100]
+    return birds("cub", folder, sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())[:100], 60)
+
+
+def few(folder: Path) -> PhotoSet:
+    return birds("few", folder, shuffled(sorted(path.name for path in (folder / "train").iterdir()))[:50], 10)
+
+
+def birds(name: str, folder: Path, folders: Sequence[str], base: int) -> PhotoSet:
+    """Classes of CUB in this order."""
 
     def part(named: str, most: int | None = None) -> Paths:
         found = {key: sorted((folder / named / key).iterdir())[:most] for key in folders}
         return {key.split(".", 1)[-1].replace("_", " "): own for key, own in found.items()}
 
-    return PhotoSet("cub", 60, part("train"), part("test", 10))
+    return PhotoSet(name, base, part("train"), part("test", 10))
 
 
 def deal(photos: PhotoSet, draw: int, shots: int) -> tuple[list[Paths], Paths]:
@@ -432,6 +441,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--grocery", type=Path)
     parser.add_argument("--cub", type=Path)
+    parser.add_argument("--few", type=Path, help="CUB's folder: ten base classes, then forty others")
     parser.add_argument("--work", type=Path, help="folder for stores and for the cache of features")
     parser.add_argument("--shots", type=int, nargs="+", choices=SHOTS, default=SHOTS)
     parser.add_argument("--draws", type=int, default=3)
@@ -456,7 +466,7 @@ def main() -> None:
             write_whole(options.json, json.dumps({**about, "runs": runs}, separators=(",", ":")).encode())
 
         wanted = [(draw, shots) for draw in range(options.draws) for shots in options.shots]
-        for load, folder in ((grocery, options.grocery), (cub, options.cub)):
+        for load, folder in ((grocery, options.grocery), (cub, options.cub), (few, options.few)):
             if folder is not None:
                 photos = load(folder)
                 done = {(run["draw"], run["shots"]) for run in runs if run["set"] == photos.name}

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from concm.classifier.lesson import Lesson
+from concm.classifier.stream import Encoded
 from concm.engine.calibration import CalibrationSettings
 from concm.engine.settings import Settings
 from concm.errors import ConcmError
@@ -266,3 +268,10 @@ def test_predicting_and_stepping_back_look_up_no_name(meant, tmp_path, monkeypat
     assert right(zoo, "cat") > 0.9
     with pytest.raises(AssertionError, match="WordNet"):
         zoo.learn({"tiger": pictures("tiger", 1)})
+
+
+def test_photos_of_one_name_in_two_spellings_are_one_class():
+    one, other = (Encoded(name, name, b"", torch.zeros(2)) for name in ("one.jpg", "other.jpg"))
+    composed = "caf\u00e9"
+    lesson = Lesson({composed: [one], "cafe\u0301": [other]}, []).spelled([composed])
+    assert lesson.photos == {composed: [one, other]}

@@ -44,8 +44,8 @@ def groceries(out: Path, *, seed: int = 0, device: Literal["auto", "cpu", "cuda"
         ),
         Chapter(
             "It has never seen a melon or an orange",
-            "Photos of classes that come later. The right answer is unknown; it may call at most one in twenty photos "
-            "of what it knows so.",
+            "Photos of classes that come later. The right answer is unknown, though one round fruit looks much like "
+            "another; about one in twenty photos of known classes may be called unknown too.",
             _answers(classifier, asked, names[BASE:], random),
         ),
     ]
@@ -113,7 +113,7 @@ def _row(step: str, seconds: float, classifier: Classifier, asked: Photos) -> tu
     result: Evaluation = classifier.evaluate(asked)
     cells = [result.acc, result.acc_base, result.acc_novel, result.false_accept]
     texts = [f"{value:.1f} %" if value is not None else "–" for value in cells]
-    say(f"  accuracy {texts[0]}: base {texts[1]}, later {texts[2]}; strangers given a label {texts[3]}")
+    say(f"  accuracy {texts[0]}: base {texts[1]}, later {texts[2]}; of fruits still to come, given a label {texts[3]}")
     return (step, str(result.classes), *texts, f"{seconds:.1f}")
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from concm.errors import ConcmError, Misuse
 from concm.methods import entries
-from concm.records import Checked, WrongRecord, from_json, setting, to_json
+from concm.records import Checked, WrongRecord, from_json, setting, shortened, to_json
 
 
 @dataclass(frozen=True)
@@ -213,3 +213,11 @@ def test_whatever_a_file_holds_it_is_a_record_or_refused(data):
     for given_as in (data, {**PLAIN, "start": data}, {**PLAIN, "bounded": data}):
         with suppress(ValueError):
             assert isinstance(from_json(Journey, given_as), Journey)
+
+
+def test_figures_are_shortened_and_whole_numbers_are_not():
+    assert shortened({"a": [64.137241, 123456789.0, 0.000123456], "b": 7, "c": "x"}, 4) == {
+        "a": [64.14, 123456789.0, 0.0001235],
+        "b": 7,
+        "c": "x",
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -433,3 +434,19 @@ def test_a_table_cannot_make_code_run(tmp_path):
     text = leaderboard.page(hostile, [hostile], "x.png")
     assert "not registered here" in text
     assert not mark.exists()
+
+
+def test_the_leaderboard_is_a_file_for_programs_and_one_for_papers_too(tmp_path):
+    other = replace(table(row("ncm", 33.0), weights="def"), bank="other")
+    for name, one in (("shared", replace(SHARED, bank="shared")), ("other", other)):
+        one.save(tmp_path / f"{name}.json")
+    files = ("--csv", tmp_path / "rows.csv", "--latex", tmp_path / "table.tex")
+    words = (tmp_path / "shared.json", tmp_path / "other.json", "--out", tmp_path / "page.md")
+    assert call("leaderboard", *words, *files) == 0
+    lines = list(csv.DictReader((tmp_path / "rows.csv").read_text(encoding="utf-8").splitlines()))
+    wanted = [("shared", row.method, row.ahm) for row in SHARED.rows] + [("other", "ncm", 33.0)]
+    assert [(line["bank"], line["method"], float(line["ahm"])) for line in lines] == wanted
+    assert [lines[-1][f"hm_{at}"] for at in range(1, 9)] == ["50.0"] * 8
+    latex = (tmp_path / "table.tex").read_text(encoding="utf-8")
+    assert "OrCo (published)" in latex
+    assert all(row.method.replace("_", r"\_") in latex for row in SHARED.rows)

@@ -9,7 +9,7 @@ Here: episodes train the layer alone, which begins at random, where the authors 
 with both as pre-training left them. Episodes show images as they are stored, without crops and flips, and 3,500 of them
 at twenty times the rate stand for 70 000. A bank's features are unit vectors, and are made about as long again as the
 backbone's own. Base means are over all images, where the authors' code adds up the means of its batches of 200 images a
-class; the paper speaks of means.
+class.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ sessions, on the shots and on one mean feature of each earlier class.
 
 Here: the backbone is the shared frozen one, so the base session too trains only the neck, pooled features stand for
 maps, and mixed features, in shares drawn evenly from 0 to 1, for mixed images. A bank's features are unit vectors, and
-are made about as long again as the backbone's own. Without both, the authors' length diverges: the neck soon fits
-frozen features, so that weight decay alone acts on it for the rest of the base session, and it shrinks until a step of
-a session is larger than its weights.
+are made about as long again as the backbone's own. Without both, an earlier form diverged at the authors' length: the
+neck soon fits frozen features, so that weight decay alone acts on it for the rest of the base session, and it shrinks
+until a step of a session is larger than its weights.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ orthogonal; each session begins again from the base session's projector.
 Here: the backbone is the shared frozen one, also where the authors go on training it (CUB200), and the projector begins
 untrained, where the paper trains both by contrast first; so the base session's first step is damped as all later ones
 are, without which some seeds end with all classes in one place. A bank's features are unit vectors, and come in at
-length √d, about as long as the backbone's own. Targets are the simplex that the authors descend to, and are assigned by
-means of unit vectors; batches are drawn anew at each step, and the base session ends with its last projector, where the
-authors keep the one that was best on test images. Sessions give base classes no cross-entropy with the settings of
-CIFAR-100, so that in a small world they are lost, where a share as on CUB200 keeps them. Views are those that the bank
-has stored. A bank without views of base images gives one version of each image, and its shots are cut to one version
-too, so that no image has a second view, though each target still has two; the run says so.
+length √d. Targets are the simplex that the authors descend to, and are assigned by means of unit vectors; batches are
+drawn anew at each step, and the base session ends with its last projector, where the authors keep the one that was best
+on test images. Sessions give base classes no cross-entropy with the settings of CIFAR-100, so that in a small world
+they are lost, where a share as on CUB200 keeps them. Views are those that the bank has stored. A bank without views of
+base images gives one version of each image, and its shots are cut to one version too, so that no image has a second
+view, though each target still has two; the run says so.
 """
 
 from __future__ import annotations

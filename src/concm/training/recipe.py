@@ -60,7 +60,7 @@ class Recipe(Schedule):
     side_first: float = setting(
         1.0,
         "Side of the views in the first half of the epochs, as a share of that in the last quarter; half way between "
-        "in the third. Small views cost less, and what they teach holds for larger ones.",
+        "in the third. Small views cost less.",
         above=0,
         most=1,
     )
